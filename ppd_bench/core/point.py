@@ -1,0 +1,136 @@
+"""A Point: one measurement, complete in itself, with an identity that follows from its content."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ppd_bench.core.enums import Executor
+from ppd_bench.core.workload import WorkloadSpec
+
+Params = tuple[tuple[str, float | int | str | bool], ...]
+"""Named parameters of a policy, sorted by name, hashable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """The route decider and its parameters. ``table_json`` is the text of a decision table, for decider ``table`` only."""
+
+    decider: str = "node"
+    params: Params = ()
+    table_json: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSpec:
+    """How workers are chosen. Names from ``policy.placements``.
+
+    ``sticky``: follow-up turns decode where the conversation decoded before, whatever route their prefill takes.
+    In hybrids a conversation goes to R with probability nR / (nR + nD), hashed on its id.
+    """
+
+    prefill: str = "round_robin"
+    decode: str = "least_inflight"
+    replica: str = "least_inflight"
+    sticky: bool = True
+    params: Params = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Engine flags and hand-off model that both arms of a pair share (part of ``pair_key``).
+
+    ``handoff``: ``push_blocking`` (the paper's P2P NCCL connector) or ``pull_async`` (NIXL); see ``sim.handoff``.
+    ``kv_link_bytes_per_s`` null takes the GPU profile's. ``emulated_link_bytes_per_s`` adds Equation 2's delay.
+    """
+
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    block_size: int = 16
+    gpu_memory_utilization_ratio: float = 0.85
+    max_model_len: int = 8192
+    prefix_caching: bool = True
+    kv_connector: str = "P2pNcclConnector"
+    handoff: str = "push_blocking"
+    kv_link_bytes_per_s: float | None = None
+    kv_link_latency_s: float = 0.0005
+    emulated_link_bytes_per_s: float | None = None
+    kv_lease_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """Named parameters of the simulator that a compute model misses (COST_MODEL.md, 'Overheads').
+
+    ``cost_model``: ``auto`` takes the step table of (gpu, model) where there is one and the roofline otherwise.
+    ``receiver_cost_s``: hypothesis, seconds that a receiver of ``push_blocking`` spends on each transfer; default 0.
+    """
+
+    cost_model: str = "auto"
+    step_overhead_s: float = 0.0012
+    sequence_overhead_s: float = 7.5e-6
+    visit_overhead_s: float = 0.015
+    router_overhead_s: float = 0.001
+    receiver_cost_s: float = 0.0
+    activation_reserve_bytes: int = 2_000_000_000
+    snapshot_interval_s: float = 1.0
+    snapshot_delay_s: float = 0.01
+    profile_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One (configuration, workload, QPS, repeat) to run, with everything that can change its result.
+
+    ``qps`` is conversations per second; ``engine_version`` names the vLLM version or the simulator's version.
+    ``sim`` is null for live points.
+    """
+
+    topology: str
+    model: str
+    gpu: str
+    workload: WorkloadSpec
+    qps: float
+    duration_s: float
+    timeout_s: float
+    think_time_s: float
+    seed: int
+    repeat: int
+    executor: Executor
+    policy: PolicySpec
+    placement: PlacementSpec
+    engine: EngineSettings
+    engine_version: str
+    sim: SimSettings | None = None
+
+    @property
+    def point_id(self) -> str:
+        """16 hex digits of the SHA-256 of the canonical JSON."""
+        return content_hash(dataclasses.asdict(self))
+
+    @property
+    def pair_key(self) -> str:
+        """The same hash without what may differ between two arms or executors of one comparison."""
+        content = dataclasses.asdict(self)
+        for name in ("topology", "policy", "placement", "executor", "engine_version", "sim"):
+            del content[name]
+        return content_hash(content)
+
+    @property
+    def request_x_ratio(self) -> float | None:
+        """Request-level x asked for, where the decider is ``fraction``; else null (GLOSSARY: x)."""
+        x = dict(self.policy.params).get("x")
+        return float(x) if self.policy.decider == "fraction" and x is not None else None
+
+
+def canonical_json(content: Any) -> str:
+    """Sorted keys, no spaces, no NaN: equal content gives equal text."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_hash(content: Any) -> str:
+    """16 hex digits of the SHA-256 of ``canonical_json(content)``."""
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
