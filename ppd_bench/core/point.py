@@ -67,6 +67,7 @@ class SimSettings:
 
     ``cost_model``: ``auto`` takes the step table of (gpu, model) where there is one and the roofline otherwise.
     ``receiver_cost_s``: hypothesis, seconds that a receiver of ``push_blocking`` spends on each transfer; default 0.
+    ``activation_reserve_bytes``: fitted on the two KV capacities of COST_MODEL.md (H100 432,992 and H200 882,732 tokens at 0.9).
     """
 
     cost_model: str = "auto"
@@ -75,7 +76,7 @@ class SimSettings:
     visit_overhead_s: float = 0.015
     router_overhead_s: float = 0.001
     receiver_cost_s: float = 0.0
-    activation_reserve_bytes: int = 2_000_000_000
+    activation_reserve_bytes: int = 4_100_000_000
     snapshot_interval_s: float = 1.0
     snapshot_delay_s: float = 0.01
     profile_hash: str = ""

@@ -14,7 +14,7 @@ class HardwareProfile:
     """One accelerator. Peaks are dense bf16 figures of the vendor; efficiencies are what real kernels reach of them.
 
     ``source`` says where each figure comes from. ``kv_link_bytes_per_s`` is the effective rate of one KV transfer
-    between two such GPUs in one node.
+    between two such GPUs in one node. ``memory_bytes`` is what the driver reports, which is above the name's round figure.
     """
 
     name: str

@@ -1,0 +1,370 @@
+"""The event loop: clients, router, engines and KV transfers of one point.
+
+Event order at equal times is by rank (I3): a transfer's end, a request entering an engine, a client sending, a step's end,
+a time-out. Heap keys are (time_s, rank, serial), with the serial counted per instance.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from ppd_bench.core.decision import Decision
+from ppd_bench.core.enums import Route, Status
+from ppd_bench.core.workload import Session, Turn
+from ppd_bench.policy.events import Event, Finished, PrefillDone, Sent, WorkerSnapshot
+from ppd_bench.policy.ledger import Ledger
+from ppd_bench.policy.policy import Policy
+from ppd_bench.policy.query import RouteQuery
+from ppd_bench.sim.kv import Chain
+from ppd_bench.sim.link import Link, Transfer
+from ppd_bench.sim.worker import DONE, HELD, LOCAL, PULL, PULLING, PUSH, Seq, Worker
+
+TRANSFER = 0
+ENTER = 1
+SEND = 2
+STEP = 3
+TIMEOUT = 4
+LEASE = 5
+SNAPSHOT = 6
+
+
+class Trip:
+    """One turn on its way through the system."""
+
+    def __init__(self, index: int, turn: Turn, chain: Chain, next_index: int) -> None:
+        self.index = index
+        self.turn = turn
+        self.chain = chain
+        self.next_index = next_index  # the next turn of the conversation, -1 after the last
+        self.status = Status.UNSENT
+        self.message: str | None = None
+        self.decision: Decision | None = None
+        self.scheduled_s = -1.0
+        self.sent_s = -1.0
+        self.prefill_done_s = -1.0
+        self.end_s = -1.0
+        self.generated_tokens = 0
+        self.last_step = -1
+        self.prefill: Seq | None = None
+        self.decode: Seq | None = None
+        self.transfer: Transfer | None = None
+        self.transfer_tokens = 0
+
+
+class ClusterSettings:
+    """Numbers of one point that the event loop needs."""
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        visit_overhead_s: float,
+        router_overhead_s: float,
+        push: bool,
+        kv_bytes_per_token: int,
+        kv_lease_s: float,
+        snapshot_interval_s: float,
+        snapshot_delay_s: float,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.visit_overhead_s = visit_overhead_s
+        self.router_overhead_s = router_overhead_s
+        self.push = push
+        self.kv_bytes_per_token = kv_bytes_per_token
+        self.kv_lease_s = kv_lease_s
+        self.snapshot_interval_s = snapshot_interval_s
+        self.snapshot_delay_s = snapshot_delay_s
+
+
+class Cluster:
+    """Runs the turns of one point to their end. ``log`` collects queries, decisions and events when it is not null."""
+
+    def __init__(
+        self,
+        workers: list[Worker],
+        link: Link,
+        policy: Policy,
+        ledger: Ledger,
+        settings: ClusterSettings,
+        log: list[tuple[RouteQuery, float, Decision] | Event] | None = None,
+    ) -> None:
+        self.workers = workers
+        self.link = link
+        self.policy = policy
+        self.ledger = ledger
+        self.settings = settings
+        self.log = log
+        self.trips: list[Trip] = []
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._serial = 0
+        self._n_open = 0
+        self._link_event_s = float("inf")
+        self._entering: dict[int, Seq] = {}
+        self._snapshots: dict[int, WorkerSnapshot] = {}
+        self._aborted: list[list[Seq]] = [[] for _ in workers]
+
+    def load(self, sessions: tuple[Session, ...], chains: list[list[Chain]]) -> None:
+        """Schedule every conversation. ``chains[s][k]`` is the content of turn k of session s, prompt and answer."""
+        for session, session_chains in zip(sessions, chains, strict=True):
+            first = len(self.trips)
+            for k, turn in enumerate(session):
+                index = first + k
+                self.trips.append(Trip(index, turn, session_chains[k], index + 1 if k + 1 < len(session) else -1))
+            scheduled_s = session[0].scheduled_s
+            if scheduled_s is not None:
+                self._schedule_send(self.trips[first], scheduled_s)
+
+    def run(self) -> None:
+        """Process events until nothing is left."""
+        if self.policy.needs_snapshots and self._n_open:
+            self._push(self.settings.snapshot_interval_s, SNAPSHOT, -1, 0)
+        heap = self._heap
+        while heap:
+            time_s, rank, _, a, b = heappop(heap)
+            self.now_s = time_s
+            if rank == STEP:
+                worker = self.workers[a]
+                if worker.version == b:
+                    self._on_step(worker)
+            elif rank == ENTER:
+                self._on_enter(a)
+            elif rank == SEND:
+                self._on_send(self.trips[a])
+            elif rank == TRANSFER:
+                self._on_link()
+            elif rank == TIMEOUT:
+                self._on_timeout(self.trips[a])
+            elif rank == LEASE:
+                self._on_lease(self.trips[a])
+            else:
+                self._on_snapshot(a)
+
+    def _push(self, time_s: float, rank: int, a: int, b: int) -> None:
+        self._serial += 1
+        heappush(self._heap, (time_s, rank, self._serial, a, b))
+
+    # -- clients and router ------------------------------------------------------------------------------------------
+
+    def _schedule_send(self, trip: Trip, time_s: float) -> None:
+        trip.scheduled_s = time_s
+        self._n_open += 1
+        self._push(time_s, SEND, trip.index, 0)
+
+    def _on_send(self, trip: Trip) -> None:
+        now_s = self.now_s
+        turn = trip.turn
+        query = RouteQuery(
+            request_id=turn.request_id,
+            session_id=turn.session_id,
+            turn=turn.turn,
+            context_tokens=turn.context_tokens,
+            input_tokens=turn.input_tokens,
+            max_output_tokens=turn.max_output_tokens,
+        )
+        decision = self.policy.decide(query, self.ledger.view(now_s, turn.session_id))
+        if self.log is not None:
+            self.log.append((query, now_s, decision))
+        trip.decision = decision
+        trip.sent_s = now_s
+        trip.status = Status.OK  # until something else happens
+        prompt = turn.context_tokens + turn.input_tokens
+        self._observe(
+            Sent(now_s, turn.request_id, turn.session_id, turn.turn, prompt, turn.max_output_tokens, decision)
+        )
+        # One place for the comparison (I2, GLOSSARY: timeout): last token - sent > timeout, so a tie is no time-out.
+        self._push(now_s + self.settings.timeout_s, TIMEOUT, trip.index, 0)
+        delay_s = self.settings.router_overhead_s + self.settings.visit_overhead_s
+        if decision.route is Route.PD or decision.route is Route.PD_READBACK:
+            trip.prefill = Seq(trip.index, trip.chain, prompt, prompt + 1, LOCAL)
+            self._enter(trip.prefill, decision.prefill_worker, now_s + delay_s)
+        else:
+            trip.decode = Seq(trip.index, trip.chain, prompt, prompt + turn.output_tokens, LOCAL)
+            self._enter(trip.decode, decision.decode_worker, now_s + delay_s)
+
+    def _observe(self, event: Event) -> None:
+        self.ledger.observe(event)
+        if self.log is not None:
+            self.log.append(event)
+
+    def _enter(self, seq: Seq, worker: int, time_s: float) -> None:
+        self._push(time_s, ENTER, self._serial, worker)
+        self._entering[self._serial - 1] = seq
+
+    def _on_enter(self, key: int) -> None:
+        seq = self._entering.pop(key)
+        if seq.aborted:
+            return
+        worker = self.workers[self._worker_of(seq)]
+        worker.add(seq)
+        self._touch(worker)
+
+    def _worker_of(self, seq: Seq) -> int:
+        trip = self.trips[seq.owner]
+        assert trip.decision is not None
+        return trip.decision.prefill_worker if seq is trip.prefill else trip.decision.decode_worker
+
+    # -- engines -----------------------------------------------------------------------------------------------------
+
+    def _touch(self, worker: Worker) -> None:
+        """A worker's queue or memory changed: cut its stretch, or start a step if it is idle (I9)."""
+        if worker.busy:
+            if worker.cut(self.now_s):
+                self._push(worker.busy_until_s, STEP, worker.index, worker.version)
+        elif worker.start(self.now_s):
+            if not worker.blocked_on:
+                self._push(worker.busy_until_s, STEP, worker.index, worker.version)
+        if worker.pulls:
+            self._start_pulls(worker)
+
+    def _on_step(self, worker: Worker) -> None:
+        for seq in worker.finish_step():
+            trip = self.trips[seq.owner]
+            if seq is trip.prefill:
+                self._on_prefilled(trip, seq)
+            else:
+                self._on_decoded(trip, seq, worker)
+        aborted = self._aborted[worker.index]
+        if aborted:
+            worker.sweep_aborted(aborted)
+            aborted.clear()
+        self._touch(worker)
+
+    def _on_prefilled(self, trip: Trip, seq: Seq) -> None:
+        """P has the prompt's KV and one token: its blocks are held until D has them. D gets the turn after its visit."""
+        now_s = self.now_s
+        decision = trip.decision
+        assert decision is not None
+        trip.prefill_done_s = now_s
+        self._observe(PrefillDone(now_s, trip.turn.request_id))
+        prompt = seq.prompt_tokens
+        remote = PUSH if self.settings.push else PULL
+        decode = Seq(trip.index, trip.chain, prompt, prompt + trip.turn.output_tokens, remote)
+        n_bytes = float(prompt * self.settings.kv_bytes_per_token)
+        transfer = Transfer(trip.index, decision.prefill_worker, decision.decode_worker, n_bytes)
+        decode.transfer = transfer
+        trip.decode = decode
+        trip.transfer = transfer
+        trip.transfer_tokens = prompt
+        if self.settings.push:
+            self.link.start(transfer, now_s)
+            self._schedule_link()
+        self._enter(decode, decision.decode_worker, now_s + self.settings.visit_overhead_s)
+
+    def _start_pulls(self, worker: Worker) -> None:
+        """Admitted requests pull the blocks that D lacks; with nothing lacking, P is told and nothing moves."""
+        pulls = worker.pulls
+        worker.pulls = []
+        loaded = False
+        for seq in pulls:
+            trip = self.trips[seq.owner]
+            transfer = seq.transfer
+            assert transfer is not None
+            trip.transfer_tokens = max(0, seq.prompt_tokens - seq.computed)
+            transfer.n_bytes = float(trip.transfer_tokens * self.settings.kv_bytes_per_token)
+            transfer.remaining = transfer.n_bytes
+            self.link.start(transfer, self.now_s)
+            loaded = True
+        if loaded:
+            self._schedule_link()
+
+    def _on_decoded(self, trip: Trip, seq: Seq, worker: Worker) -> None:
+        worker.release(seq)
+        now_s = self.now_s
+        trip.end_s = now_s
+        trip.generated_tokens = trip.turn.output_tokens
+        trip.last_step = worker.n_done - 1
+        self._close(trip)
+        if trip.next_index >= 0:
+            following = self.trips[trip.next_index]
+            self._schedule_send(following, now_s + (following.turn.think_time_s or 0.0))
+
+    def _close(self, trip: Trip) -> None:
+        self._n_open -= 1
+        ok = trip.status is Status.OK
+        self._observe(Finished(self.now_s, trip.turn.request_id, ok, trip.generated_tokens))
+
+    # -- transfers ---------------------------------------------------------------------------------------------------
+
+    def _schedule_link(self) -> None:
+        if self.link.next_s < self._link_event_s:
+            self._link_event_s = self.link.next_s
+            self._push(self.link.next_s, TRANSFER, 0, 0)
+
+    def _on_link(self) -> None:
+        self._link_event_s = float("inf")
+        if self.link.next_s <= self.now_s:
+            for transfer in self.link.advance(self.now_s):
+                self._on_transferred(transfer)
+        self._schedule_link()
+
+    def _on_transferred(self, transfer: Transfer) -> None:
+        """P may reuse its blocks; D may use the KV."""
+        trip = self.trips[transfer.owner]
+        prefill_worker = self.workers[transfer.source]
+        if trip.prefill is not None and trip.prefill.state == HELD:
+            prefill_worker.release(trip.prefill)
+            self._touch(prefill_worker)
+        worker = self.workers[transfer.target]
+        seq = trip.decode
+        if seq is not None and seq.state == PULLING:
+            worker.pulled(seq)
+            self._touch(worker)
+        elif worker.blocked_on and all(t.finished for t in worker.blocked_on):
+            worker.unblock(self.now_s)
+            self._push(worker.busy_until_s, STEP, worker.index, worker.version)
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+
+    def _on_timeout(self, trip: Trip) -> None:
+        """The client gives up: the turn fails and is aborted on every engine at this instant."""
+        if trip.end_s >= 0.0:
+            return
+        trip.status = Status.TIMEOUT
+        trip.message = f"no last token within {self.settings.timeout_s:g} s of sending"
+        trip.end_s = self.now_s
+        decode = trip.decode
+        if decode is not None:
+            worker = self.workers[self._worker_of(decode)]
+            trip.generated_tokens = worker.tokens_of(decode, self.now_s)
+            trip.last_step = worker.last_step_of(decode, self.now_s)
+        for seq in (trip.prefill, decode):
+            if seq is not None and seq.state != DONE:
+                self._abort(trip, seq)
+        self._close(trip)
+
+    def _abort(self, trip: Trip, seq: Seq) -> None:
+        worker = self.workers[self._worker_of(seq)]
+        if seq is trip.prefill and seq.state == HELD:
+            self._abandon(trip)
+            return
+        if worker.abort(seq):
+            self._aborted[worker.index].append(seq)
+        self._touch(worker)
+
+    def _abandon(self, trip: Trip) -> None:
+        """P has finished and cannot be called back: its blocks wait for the transfer under way, or for the lease."""
+        transfer = trip.transfer
+        if not self.settings.push and transfer is not None and transfer.start_s < 0.0:
+            self._push(max(self.now_s, trip.prefill_done_s + self.settings.kv_lease_s), LEASE, trip.index, 0)
+
+    def _on_lease(self, trip: Trip) -> None:
+        if trip.prefill is not None and trip.prefill.state == HELD:
+            worker = self.workers[self._worker_of(trip.prefill)]
+            worker.release(trip.prefill)
+            self._touch(worker)
+
+    # -- gauges ------------------------------------------------------------------------------------------------------
+
+    def _on_snapshot(self, key: int) -> None:
+        """Scrape all workers (key -1), or deliver one scrape that was taken ``snapshot_delay_s`` ago."""
+        if key >= 0:
+            self._observe(self._snapshots.pop(key))
+            return
+        for worker in self.workers:
+            at_s = self.now_s + self.settings.snapshot_delay_s
+            usage = worker.pool.used / worker.pool.total
+            self._push(at_s, SNAPSHOT, self._serial, 0)
+            self._snapshots[self._serial - 1] = WorkerSnapshot(at_s, worker.index, usage)
+        if self._n_open:
+            self._push(self.now_s + self.settings.snapshot_interval_s, SNAPSHOT, -1, 0)

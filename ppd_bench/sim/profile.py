@@ -1,0 +1,124 @@
+"""From a Point to what the engines are made of: cost model, KV capacity, link; and the profile's identity."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ppd_bench.core.errors import SpecError
+from ppd_bench.core.hardware import HARDWARE
+from ppd_bench.core.models import MODELS
+from ppd_bench.core.point import EngineSettings, Point, SimSettings, content_hash
+from ppd_bench.core.profiles import HardwareProfile, ModelProfile
+from ppd_bench.sim.cost import RooflineCost, StepCost, TableCost
+from ppd_bench.sim.step_tables import STEP_TABLES, StepTable
+
+SIM_VERSION = "sim-1"
+"""Changes whenever the same point would give other numbers."""
+
+ALL_REDUCES_PER_LAYER = 2
+"""Tensor parallelism: one all-reduce after attention and one after the MLP of every layer."""
+ALL_REDUCE_LATENCY_S = 8e-6
+"""Assumed latency of one small all-reduce inside a node; not fitted on anything."""
+
+
+def find_model(name: str, models: Mapping[str, ModelProfile] = MODELS) -> ModelProfile:
+    """The model profile, or SpecError naming those that exist."""
+    if name not in models:
+        raise SpecError(f"model {name!r} is not known; allowed: {', '.join(models)}, or a path to a config.json")
+    return models[name]
+
+
+def find_hardware(name: str) -> HardwareProfile:
+    """The GPU profile, or SpecError naming those that exist."""
+    if name not in HARDWARE:
+        raise SpecError(f"gpu {name!r} is not known; allowed: {', '.join(HARDWARE)}")
+    return HARDWARE[name]
+
+
+def step_table(point_gpu: str, model: ModelProfile, tensor_parallel_size: int, cost_model: str) -> StepTable | None:
+    """The surface to use, or null for the roofline. ``table`` demands one; ``auto`` takes one where there is one.
+
+    A surface belongs to one model and one GPU without tensor parallelism.
+    """
+    found = STEP_TABLES.get((point_gpu, model.name)) if tensor_parallel_size == 1 else None
+    if MODELS.get(model.name) != model:
+        found = None
+    if cost_model == "table" and found is None:
+        have = ", ".join(f"{gpu}/{name}" for gpu, name in STEP_TABLES)
+        raise SpecError(f"no step table for {point_gpu}/{model.name} at tp {tensor_parallel_size}; there are: {have}")
+    return None if cost_model == "roofline" else found
+
+
+def make_cost(hardware: HardwareProfile, model: ModelProfile, tensor_parallel_size: int, cost_model: str) -> StepCost:
+    """The cost model of one engine."""
+    table = step_table(hardware.name, model, tensor_parallel_size, cost_model)
+    if table is not None:
+        return TableCost(list(table.knots), table.decode, table.prefill)
+    return roofline(hardware, model, tensor_parallel_size)
+
+
+def roofline(hardware: HardwareProfile, model: ModelProfile, tensor_parallel_size: int) -> RooflineCost:
+    """Roofline of a model sharded over ``tensor_parallel_size`` GPUs.
+
+    FLOP per token: 2 per active parameter outside the output projection, which only sampled positions pay. FLOP per token
+    pair: 4 * layers * heads * head_dim (q k^T and a v; 524,288 for Llama-3.1-8B).
+    """
+    tp = tensor_parallel_size
+    experts = model.expert_parameters if model.n_experts else 0
+    dense = model.attention_parameters + model.router_parameters + model.head_parameters
+    dense += 0 if model.n_experts else model.expert_parameters
+    reduces = ALL_REDUCES_PER_LAYER * model.n_layers if tp > 1 else 0
+    ring = 2 * (tp - 1) / tp * model.hidden_size * model.dtype_bytes / hardware.kv_link_bytes_per_s
+    return RooflineCost(
+        flop_per_token=2.0 * (model.active_parameters - model.head_parameters),
+        flop_per_pair=4.0 * model.n_layers * model.n_heads * model.head_dim,
+        flop_per_sample=2.0 * model.head_parameters,
+        flop_per_s=hardware.peak_flop_per_s * hardware.compute_efficiency_ratio * tp,
+        dense_bytes=float(dense * model.dtype_bytes),
+        expert_bytes=float(experts * model.dtype_bytes),
+        n_experts=model.n_experts,
+        n_experts_active=model.n_experts_active,
+        kv_bytes_per_token=float(model.kv_bytes_per_token),
+        weight_bytes_per_s=hardware.memory_bandwidth_bytes_per_s * hardware.weight_bandwidth_ratio * tp,
+        kv_bytes_per_s=hardware.memory_bandwidth_bytes_per_s * hardware.kv_bandwidth_ratio * tp,
+        reduce_base_s=reduces * ALL_REDUCE_LATENCY_S,
+        reduce_s_per_token=reduces * ring,
+    )
+
+
+def kv_capacity_blocks(
+    hardware: HardwareProfile, model: ModelProfile, engine: EngineSettings, sim: SimSettings, tensor_parallel_size: int
+) -> int:
+    """KV blocks of one engine: (memory * utilisation - weights - reserve) / bytes per block.
+
+    Raises:
+        SpecError: the model does not fit, or not even one sequence of ``max_model_len`` does.
+    """
+    usable = hardware.memory_bytes * engine.gpu_memory_utilization_ratio * tensor_parallel_size
+    usable -= model.weight_bytes + sim.activation_reserve_bytes * tensor_parallel_size
+    blocks = int(usable // (model.kv_bytes_per_token * engine.block_size))
+    if blocks * engine.block_size < engine.max_model_len:
+        raise SpecError(
+            f"{model.name} on {tensor_parallel_size} x {hardware.name} leaves room for {max(0, blocks * engine.block_size)} KV "
+            f"tokens, fewer than engine.max_model_len {engine.max_model_len}; use more GPUs per engine (@tp2), a smaller "
+            "max_model_len or a higher gpu_memory_utilization"
+        )
+    return blocks
+
+
+def profile_hash(gpu: str, model: ModelProfile, sim: SimSettings) -> str:
+    """Identity of everything but the point's own fields that a simulated number depends on."""
+    table = step_table(gpu, model, 1, sim.cost_model if sim.cost_model != "table" else "auto")
+    content = {
+        "version": SIM_VERSION,
+        "hardware": dataclasses.asdict(find_hardware(gpu)),
+        "model": dataclasses.asdict(model),
+        "table": dataclasses.asdict(table) if table else None,
+    }
+    return content_hash(content)
+
+
+def link_bytes_per_s(point: Point, hardware: HardwareProfile) -> float:
+    """The KV link's rate: the spec's, else the GPU profile's."""
+    return point.engine.kv_link_bytes_per_s or hardware.kv_link_bytes_per_s
