@@ -63,7 +63,7 @@ def _threshold(spec: PolicySpec, fleet: Fleet, seed: int) -> Decider:
 
 
 def _table(spec: PolicySpec, fleet: Fleet, seed: int) -> Decider:
-    """The compiled decision table; the reason names cell and evidence."""
+    """The compiled decision table; the reason names table, cell, evidence and rule (B29)."""
     if spec.table_json is None:
         raise SpecError("policy.decider is 'table' but no table was given; build one with 'ppd-bench build-table'")
     table = DecisionTable.from_json(spec.table_json)
@@ -75,7 +75,7 @@ def _table(spec: PolicySpec, fleet: Fleet, seed: int) -> Decider:
             output_tokens=round(expected_output_tokens(query, view)),
             qps=view.session_rps,
         )
-        return (Route.LOCAL if cell.decision == "local" else Route.PD), f"table {cell.key} {cell.evidence}"
+        return (Route.LOCAL if cell.decision == "local" else Route.PD), table.reason(cell)
 
     return decide
 

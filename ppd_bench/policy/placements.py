@@ -52,7 +52,9 @@ def least_kv_usage(ask: Ask) -> int:
     """The lowest KV usage by the last snapshot (unknown counts as empty), then the fewest requests in flight."""
     usage = [ask.view.kv_usage_ratio[c] or 0.0 for c in ask.candidates]
     busiest = 1.0 + max(ask.view.n_inflight[c] for c in ask.candidates)
-    return _least(ask, [u + 1e-6 * ask.view.n_inflight[c] / busiest for u, c in zip(usage, ask.candidates, strict=True)])
+    return _least(
+        ask, [u + 1e-6 * ask.view.n_inflight[c] / busiest for u, c in zip(usage, ask.candidates, strict=True)]
+    )
 
 
 def session_affinity(ask: Ask) -> int:

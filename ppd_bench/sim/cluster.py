@@ -1,7 +1,8 @@
 """The event loop: clients, router, engines and KV transfers of one point.
 
 Event order at equal times is by rank (I3): a transfer's end, a request entering an engine, a client sending, a step's end,
-a time-out. Heap keys are (time_s, rank, serial), with the serial counted per instance.
+a time-out. Heap keys are (time_s, rank, serial), with the serial counted per instance; steps go by worker index instead, so
+that the order does not depend on when a stretch was computed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ppd_bench.policy.policy import Policy
 from ppd_bench.policy.query import RouteQuery
 from ppd_bench.sim.kv import Chain
 from ppd_bench.sim.link import Link, Transfer
-from ppd_bench.sim.worker import DONE, HELD, LOCAL, PULL, PULLING, PUSH, Seq, Worker
+from ppd_bench.sim.worker import DONE, HELD, LOCAL, PULL, PULLING, PUSH, WAITING, Seq, Worker
 
 TRANSFER = 0
 ENTER = 1
@@ -98,6 +99,7 @@ class Cluster:
         self.now_s = 0.0
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._serial = 0
+        self._order = -1  # rank, and worker within rank STEP, of the latest event in order at this instant
         self._n_open = 0
         self._link_event_s = float("inf")
         self._entering: dict[int, Seq] = {}
@@ -119,30 +121,39 @@ class Cluster:
         """Process events until nothing is left."""
         if self.policy.needs_snapshots and self._n_open:
             self._push(self.settings.snapshot_interval_s, SNAPSHOT, -1, 0)
-        heap = self._heap
-        while heap:
-            time_s, rank, _, a, b = heappop(heap)
-            self.now_s = time_s
-            if rank == STEP:
-                worker = self.workers[a]
-                if worker.version == b:
-                    self._on_step(worker)
-            elif rank == ENTER:
-                self._on_enter(a)
-            elif rank == SEND:
-                self._on_send(self.trips[a])
-            elif rank == TRANSFER:
-                self._on_link()
-            elif rank == TIMEOUT:
-                self._on_timeout(self.trips[a])
-            elif rank == LEASE:
-                self._on_lease(self.trips[a])
-            else:
-                self._on_snapshot(a)
+        while self._heap:
+            self.next_event()
+
+    def next_event(self) -> None:
+        """Process one event."""
+        time_s, rank, _, a, b = heappop(self._heap)
+        order = rank * len(self.workers) + (a if rank == STEP else 0)
+        if time_s > self.now_s or order > self._order:
+            self._order = order
+        self.now_s = time_s
+        if rank == STEP:
+            worker = self.workers[a]
+            if worker.version == b:
+                self._on_step(worker)
+        elif rank == ENTER:
+            self._on_enter(a)
+        elif rank == SEND:
+            self._on_send(self.trips[a])
+        elif rank == TRANSFER:
+            self._on_link()
+        elif rank == TIMEOUT:
+            self._on_timeout(self.trips[a])
+        elif rank == LEASE:
+            self._on_lease(self.trips[a])
+        else:
+            self._on_snapshot(a)
 
     def _push(self, time_s: float, rank: int, a: int, b: int) -> None:
         self._serial += 1
         heappush(self._heap, (time_s, rank, self._serial, a, b))
+
+    def _push_step(self, worker: Worker) -> None:
+        heappush(self._heap, (worker.busy_until_s, STEP, worker.index, worker.index, worker.version))
 
     # -- clients and router ------------------------------------------------------------------------------------------
 
@@ -209,11 +220,10 @@ class Cluster:
     def _touch(self, worker: Worker) -> None:
         """A worker's queue or memory changed: cut its stretch, or start a step if it is idle (I9)."""
         if worker.busy:
-            if worker.cut(self.now_s):
-                self._push(worker.busy_until_s, STEP, worker.index, worker.version)
-        elif worker.start(self.now_s):
-            if not worker.blocked_on:
-                self._push(worker.busy_until_s, STEP, worker.index, worker.version)
+            if worker.cut(self.now_s, self._order > STEP * len(self.workers) + worker.index):
+                self._push_step(worker)
+        elif worker.start(self.now_s) and not worker.blocked_on:
+            self._push_step(worker)
         if worker.pulls:
             self._start_pulls(worker)
 
@@ -249,6 +259,8 @@ class Cluster:
         if self.settings.push:
             self.link.start(transfer, now_s)
             self._schedule_link()
+        elif now_s + self.settings.kv_lease_s < trip.sent_s + self.settings.timeout_s:
+            self._push(now_s + self.settings.kv_lease_s, LEASE, trip.index, 0)
         self._enter(decode, decision.decode_worker, now_s + self.settings.visit_overhead_s)
 
     def _start_pulls(self, worker: Worker) -> None:
@@ -292,6 +304,8 @@ class Cluster:
             self._push(self.link.next_s, TRANSFER, 0, 0)
 
     def _on_link(self) -> None:
+        if self.now_s != self._link_event_s:
+            return  # an earlier change made this event out of date
         self._link_event_s = float("inf")
         if self.link.next_s <= self.now_s:
             for transfer in self.link.advance(self.now_s):
@@ -312,7 +326,7 @@ class Cluster:
             self._touch(worker)
         elif worker.blocked_on and all(t.finished for t in worker.blocked_on):
             worker.unblock(self.now_s)
-            self._push(worker.busy_until_s, STEP, worker.index, worker.version)
+            self._push_step(worker)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
@@ -327,7 +341,7 @@ class Cluster:
         if decode is not None:
             worker = self.workers[self._worker_of(decode)]
             trip.generated_tokens = worker.tokens_of(decode, self.now_s)
-            trip.last_step = worker.last_step_of(decode, self.now_s)
+            trip.last_step = worker.last_step_at(self.now_s)
         for seq in (trip.prefill, decode):
             if seq is not None and seq.state != DONE:
                 self._abort(trip, seq)
@@ -349,10 +363,16 @@ class Cluster:
             self._push(max(self.now_s, trip.prefill_done_s + self.settings.kv_lease_s), LEASE, trip.index, 0)
 
     def _on_lease(self, trip: Trip) -> None:
-        if trip.prefill is not None and trip.prefill.state == HELD:
-            worker = self.workers[self._worker_of(trip.prefill)]
-            worker.release(trip.prefill)
-            self._touch(worker)
+        """P takes its blocks back from a turn that D has not begun to pull; D computes the prompt itself."""
+        transfer, prefill, decode = trip.transfer, trip.prefill, trip.decode
+        if prefill is None or decode is None or prefill.state != HELD or transfer is None or transfer.start_s >= 0.0:
+            return
+        worker = self.workers[self._worker_of(prefill)]
+        worker.release(prefill)
+        self._touch(worker)
+        if decode.state == WAITING:
+            decode.remote = LOCAL
+            self._touch(self.workers[self._worker_of(decode)])
 
     # -- gauges ------------------------------------------------------------------------------------------------------
 
@@ -363,7 +383,7 @@ class Cluster:
             return
         for worker in self.workers:
             at_s = self.now_s + self.settings.snapshot_delay_s
-            usage = worker.pool.used / worker.pool.total
+            usage = worker.used_blocks_at(self.now_s) / worker.pool.total
             self._push(at_s, SNAPSHOT, self._serial, 0)
             self._snapshots[self._serial - 1] = WorkerSnapshot(at_s, worker.index, usage)
         if self._n_open:

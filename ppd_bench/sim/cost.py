@@ -47,7 +47,9 @@ class TableCost(StepCost):
     Beyond the last knot the last slope continues.
     """
 
-    def __init__(self, knots: list[tuple[float, float]], decode: tuple[float, float, float], prefill: tuple[float, float]):
+    def __init__(
+        self, knots: list[tuple[float, float]], decode: tuple[float, float, float], prefill: tuple[float, float]
+    ):
         self._tokens: list[float] = [tokens for tokens, _ in knots]
         self._seconds: list[float] = [seconds for _, seconds in knots]
         self._d0, self._d1, self._d2 = decode

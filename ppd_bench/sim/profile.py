@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ppd_bench.core.errors import SpecError
 from ppd_bench.core.hardware import HARDWARE
 from ppd_bench.core.models import MODELS
 from ppd_bench.core.point import EngineSettings, Point, SimSettings, content_hash
 from ppd_bench.core.profiles import HardwareProfile, ModelProfile
+from ppd_bench.core.topology import parse_topology
 from ppd_bench.sim.cost import RooflineCost, StepCost, TableCost
 from ppd_bench.sim.step_tables import STEP_TABLES, StepTable
 
@@ -105,6 +106,25 @@ def kv_capacity_blocks(
             "max_model_len or a higher gpu_memory_utilization"
         )
     return blocks
+
+
+def check_fits(
+    gpu: str, model: ModelProfile, engine: EngineSettings, sim: SimSettings, topologies: Iterable[str]
+) -> None:
+    """Refuse a sweep whose model does not fit, before anything runs.
+
+    Raises:
+        SpecError: one line per tensor parallel size that does not fit, and for a step table that is not there.
+    """
+    problems: list[str] = []
+    for degree in sorted({parse_topology(name).tensor_parallel_size for name in topologies}):
+        try:
+            kv_capacity_blocks(find_hardware(gpu), model, engine, sim, degree)
+            step_table(gpu, model, degree, sim.cost_model)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
 
 
 def profile_hash(gpu: str, model: ModelProfile, sim: SimSettings) -> str:

@@ -43,7 +43,9 @@ def to_columns(point: Point, cluster: Cluster, *, keep_gaps: bool) -> Columns:
     return columns
 
 
-def _row(trip: Trip, names: list[str], ends: list[WorkerEnds], bytes_per_token: int, keep_gaps: bool) -> tuple[Any, ...]:
+def _row(
+    trip: Trip, names: list[str], ends: list[WorkerEnds], bytes_per_token: int, keep_gaps: bool
+) -> tuple[Any, ...]:
     """The columns after the point's, in schema order."""
     turn = trip.turn
     head = (

@@ -12,7 +12,7 @@ from ppd_bench.core.point import Point, SimSettings
 from ppd_bench.core.profiles import HardwareProfile, ModelProfile
 from ppd_bench.core.record import Columns
 from ppd_bench.core.topology import Topology, parse_topology
-from ppd_bench.core.workload import Session
+from ppd_bench.core.workload import Session, Turn
 from ppd_bench.policy.ledger import Ledger
 from ppd_bench.policy.policy import make_policy
 from ppd_bench.sim.cluster import Cluster, ClusterSettings
@@ -38,7 +38,9 @@ class SimOptions:
     keep_log: bool = False
 
 
-def simulate(point: Point, sessions: Sequence[Session], model: ModelProfile, options: SimOptions | None = None) -> Columns:
+def simulate(
+    point: Point, sessions: Sequence[Session], model: ModelProfile, options: SimOptions | None = None
+) -> Columns:
     """Simulate a point to its end and return its records by column, in order of (session, turn).
 
     Raises:
@@ -125,7 +127,8 @@ def chains_of(sessions: Sequence[Session], block_size: int) -> list[list[Chain]]
     """Block ids of every turn's prompt and answer: ``chains[s][k]``.
 
     A conversation without trace ids is one private run of consecutive ids. Traced prompts share ids where their leading block
-    ids are equal, whatever conversation they belong to; the answer continues privately.
+    ids are equal, whatever conversation they belong to. An answer has the ids that the next prompt gives it where that prompt
+    continues this one, and private ids otherwise.
     """
     ids = _BlockIds()
     return [ids.private(s, block_size) if s[0].block_ids is None else ids.traced(s, block_size) for s in sessions]
@@ -150,9 +153,13 @@ class _BlockIds:
         return [[(first, first + n)] for _ in session]
 
     def traced(self, session: Session, block_size: int) -> list[Chain]:
-        return [self._traced_turn(turn.block_ids or (), turn.output_tokens, block_size) for turn in session]
+        following = [*(turn.block_ids or () for turn in session[1:]), ()]
+        return [self._traced_turn(turn, after, block_size) for turn, after in zip(session, following, strict=True)]
 
-    def _traced_turn(self, block_ids: tuple[int, ...], output_tokens: int, block_size: int) -> Chain:
+    def _traced_turn(self, turn: Turn, following: tuple[int, ...], block_size: int) -> Chain:
+        block_ids = turn.block_ids or ()
+        if following[: len(block_ids)] == block_ids:
+            block_ids = following[: max(len(block_ids), (turn.prompt_tokens + turn.output_tokens) // block_size)]
         chain: Chain = []
         parent = -1
         for content in block_ids:
@@ -160,14 +167,19 @@ class _BlockIds:
             if known is None:
                 known = self._take(1)
                 self._known[(parent, content)] = known
-            if chain and chain[-1][1] == known:
-                chain[-1] = (chain[-1][0], known + 1)
-            else:
-                chain.append((known, known + 1))
+            _append_ids(chain, known, 1)
             parent = known
-        tail = self._take(output_tokens // block_size + 2)
-        chain.append((tail, self._next))
+        n_tail = turn.output_tokens // block_size + 2
+        _append_ids(chain, self._take(n_tail), n_tail)
         return chain
+
+
+def _append_ids(chain: Chain, first: int, n: int) -> None:
+    """Consecutive ids are always one range: a run of cached blocks is never cut by a range's end (``KvPool.match``)."""
+    if chain and chain[-1][1] == first:
+        chain[-1] = (chain[-1][0], first + n)
+    else:
+        chain.append((first, first + n))
 
 
 def with_profile_hash(settings: SimSettings, value: str) -> SimSettings:

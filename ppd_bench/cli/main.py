@@ -1,0 +1,290 @@
+"""The command line. Each verb turns arguments into a request, calls its runner function and prints what came of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ppd_bench import __version__
+from ppd_bench.cli.errors import guarded
+
+HELP = """Measure how to split GPUs between prefill and decode, and where to prefill follow-up turns.
+
+A first session:
+
+\b
+  ppd-bench plan                  what the paper's sweep would cost, live and simulated
+  ppd-bench sweep --quick         a small sweep: tables, plots and a page in results/quick-sim
+  ppd-bench sweep                 the paper's 3,060 points
+  ppd-bench build-table results/paper-sim --w-ttft 1 --w-tpot 3
+  ppd-bench reproduce paper results/paper-sim
+"""
+
+app = typer.Typer(help=HELP, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
+table_app = typer.Typer(help="Look at decision tables.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(table_app, name="table")
+
+SweepArg = Annotated[
+    str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of one in ./sweeps or bundled.")
+]
+RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as results/paper-sim.")]
+TableArg = Annotated[
+    Path, typer.Argument(metavar="TABLE", help="A decision table, such as results/paper-sim/tables/2P_2D.json.")
+]
+OutOption = Annotated[Path | None, typer.Option(help="Where to write; default: inside the run folder.")]
+WTtft = Annotated[float, typer.Option(min=0.0, help="Weight of TTFT in Equation 1.")]
+WTpot = Annotated[float, typer.Option(min=0.0, help="Weight of TPOT in Equation 1.")]
+SuccessBound = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Share of turns that must succeed for a side to count.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="The small sweep (sweeps/quick.yaml) instead of the paper's.")]
+ExecutorOption = Annotated[
+    str | None, typer.Option(help="auto, sim or live. auto: live where GPUs are visible, else the simulator.")
+]
+Names = Annotated[str | None, typer.Option(help="Comma-separated, or 'paper'; overrides the file.")]
+X = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Request-level x: share of follow-up turns prefilled on D.")
+]
+Jobs = Annotated[int, typer.Option(min=0, help="Simulator processes; 0 means one per core.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"ppd-bench {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def plan(
+    sweep: SweepArg = "paper",
+    quick: Quick = False,
+    executor: ExecutorOption = None,
+    topologies: Names = None,
+    workloads: Names = None,
+    qps: Annotated[str | None, typer.Option(help="Comma-separated conversations per second.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1)] = None,
+    jobs: Jobs = 0,
+) -> None:
+    """What a sweep would cost: points, launches, GPU-seconds, wall time. Runs nothing."""
+    from ppd_bench.cli.show import show_plan
+    from ppd_bench.runner.plan import plan as make_plan
+    from ppd_bench.runner.plan import prepare_plan
+    from ppd_bench.runner.sweep import SweepRequest
+
+    overrides = _overrides(executor=executor, topologies=topologies, workloads=workloads, qps=qps, repeats=repeats)
+    request = SweepRequest(source="quick" if quick else sweep, overrides=overrides, n_processes=jobs)
+    prepared, here = prepare_plan(request)
+    show_plan(_console(), make_plan(prepared), here)
+
+
+@app.command()
+def sweep(
+    sweep: SweepArg = "paper",
+    quick: Quick = False,
+    executor: ExecutorOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default results/NAME-EXECUTOR.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default: the sweep's and the executor.")] = None,
+    topologies: Names = None,
+    workloads: Names = None,
+    qps: Annotated[str | None, typer.Option(help="Comma-separated conversations per second.")] = None,
+    x: X = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Route decider: node, always_pd, always_local, threshold, table.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="Decision table file, for --policy table.")] = None,
+    handoff: Annotated[str | None, typer.Option(help="push_blocking (P2P NCCL) or pull_async (NIXL).")] = None,
+    model: Annotated[str | None, typer.Option(help="Model profile, or a path to a Hugging Face config.json.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU profile, such as h100-80g.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs available.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Arrival window of a point, such as 10s.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="Per-turn time-out, such as 30s.")] = None,
+    think_time: Annotated[str | None, typer.Option(help="Pause before a follow-up turn, such as 2s.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Repeats of every point, each with its own arrivals.")
+    ] = None,
+    token_gaps: Annotated[bool | None, typer.Option("--token-gaps", help="Keep every token gap (large).")] = None,
+    w_ttft: WTtft = 1.0,
+    w_tpot: WTpot = 1.0,
+    jobs: Jobs = 0,
+    report: Annotated[bool, typer.Option(help="Also write tables, plots and the page.")] = True,
+) -> None:
+    """Run a sweep: with no argument the paper's 3,060 points. Stopped at any moment, the same command goes on."""
+    overrides = _overrides(
+        executor=executor, topologies=topologies, workloads=workloads, qps=qps, model=model, gpu=gpu, gpus=gpus,
+        duration=duration, timeout=timeout, think_time=think_time, seed=seed, repeats=repeats, token_gaps=token_gaps,
+        engine={"handoff": handoff},
+        policy={"decider": "fraction", "x": x} if x is not None else {"decider": policy or ("table" if table else None), "table": table},
+    )  # fmt: skip
+    from ppd_bench.runner.artefacts import TableOptions
+    from ppd_bench.runner.sweep import SweepRequest
+
+    _run_sweep(SweepRequest(
+        source="quick" if quick else sweep, overrides=overrides, name=name, out=out, n_processes=jobs,
+        tables=TableOptions(w_ttft=w_ttft, w_tpot=w_tpot), with_report=report,
+    ))  # fmt: skip
+
+
+def _run_sweep(request: Any) -> None:
+    from ppd_bench.cli.progress import SweepProgress
+    from ppd_bench.runner import sweep as runner
+
+    prepared = runner.prepare(request)
+    console = _console()
+    console.print(runner.evidence_line(prepared))
+    console.print(f"sweep: {prepared.shown}, {len(prepared.points):,} points; run folder: {prepared.folder}")
+    with SweepProgress(console) as progress:
+        outcome = runner.run_sweep(prepared, progress)
+    if outcome.notice:
+        console.print(outcome.notice)
+    for path in outcome.artefacts:
+        console.print(f"wrote {path}")
+    for warning in outcome.warnings:
+        console.print(f"warning: {warning}")
+
+
+@app.command(name="build-table")
+def build_table(
+    run: RunArg,
+    w_ttft: WTtft = 1.0,
+    w_tpot: WTpot = 1.0,
+    success_bound: SuccessBound = 0.95,
+    fallback: Annotated[str, typer.Option(help="Answer of cells without evidence: pd or local.")] = "pd",
+    max_unknown: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of visited cells that may lack evidence.")
+    ] = 0.25,
+    out: OutOption = None,
+) -> None:
+    """Compile Equation 1 into one decision table per (x=0, x=1) pair of the run."""
+    from ppd_bench.runner import artefacts
+    from ppd_bench.runner.runs import open_run
+
+    options = artefacts.table_options(w_ttft, w_tpot, success_bound, fallback, max_unknown)
+    opened = open_run(run)
+    paths = artefacts.write_tables(opened, options, out)
+    console = _console()
+    for line in [f"evidence: {opened.evidence}", *(f"wrote {path}" for path in paths)]:
+        console.print(line)
+    for warning in artefacts.weak_tables(paths):
+        console.print(f"warning: {warning}")
+
+
+@app.command()
+def plot(run: RunArg, out: OutOption = None) -> None:
+    """Draw Pareto panels, winner maps, load curves and the control surface as PNG and SVG."""
+    from ppd_bench.runner import artefacts
+    from ppd_bench.runner.runs import open_run
+
+    for path in artefacts.write_plots(open_run(run), out):
+        _console().print(f"wrote {path}")
+
+
+@app.command()
+def report(
+    run: RunArg, out: Annotated[Path | None, typer.Option(help="The page's path; default RUN/report.html.")] = None
+) -> None:
+    """Write the one-page HTML report: words first, then plots and tables."""
+    from ppd_bench.runner import artefacts
+    from ppd_bench.runner.runs import open_run
+
+    _console().print(f"wrote {artefacts.write_report(open_run(run), out)}")
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="What to reproduce: paper.")],
+    run: RunArg = Path("results/paper-sim"),
+    out: Annotated[Path | None, typer.Option(help="Also write the comparison as CSV.")] = None,
+) -> None:
+    """The paper's Tables 1, 2, 5 and its 92.2 % figure from a run, beside the published figures."""
+    from ppd_bench.cli.show import show_comparison, show_constants
+    from ppd_bench.runner import reproduce as runner
+    from ppd_bench.runner.runs import open_run
+
+    opened = open_run(run)
+    result = runner.reproduce(what, opened, out)
+    console = _console()
+    console.print(result.headline)
+    show_comparison(console, result.comparison, opened.evidence)
+    if result.constants:
+        show_constants(console, result.constants)
+    if result.path:
+        console.print(f"wrote {result.path}")
+
+
+@table_app.command(name="show")
+def table_show(
+    table: TableArg,
+    cells: Annotated[bool, typer.Option("--cells", help="Also list every visited cell with its deltas.")] = False,
+    w_ttft: Annotated[
+        float | None, typer.Option(min=0.0, help="Show it under another weight; no sweep is needed.")
+    ] = None,
+    w_tpot: Annotated[
+        float | None, typer.Option(min=0.0, help="Show it under another weight; no sweep is needed.")
+    ] = None,
+) -> None:
+    """Draw a decision table: which cells go local, and on what evidence."""
+    from ppd_bench.cli.show import show_table
+    from ppd_bench.runner.tables import load_table
+
+    show_table(_console(), load_table(table, w_ttft=w_ttft, w_tpot=w_tpot), every_cell=cells)
+
+
+@table_app.command(name="diff")
+def table_diff(first: TableArg, second: TableArg) -> None:
+    """Cells that two tables answer differently, or on other evidence."""
+    from ppd_bench.cli.show import show_changes
+    from ppd_bench.runner.tables import diff
+
+    show_changes(_console(), diff(first, second))
+
+
+@app.command()
+def topologies(
+    names: Annotated[list[str] | None, typer.Argument(help="Names to explain; default: the paper's 17.")] = None,
+) -> None:
+    """List configurations: class, layout, workers. Any name of the grammar works, such as 6P_2D or 2P_2D@tp2."""
+    from ppd_bench.cli.show import show_topologies
+
+    show_topologies(_console(), names or [])
+
+
+@app.command()
+def workloads() -> None:
+    """List the workloads that a sweep can name."""
+    from ppd_bench.cli.show import show_workloads
+    from ppd_bench.workload.library import list_workloads
+
+    show_workloads(_console(), list_workloads())
+
+
+def _overrides(*, topologies: str | None, workloads: str | None, qps: str | None, **others: Any) -> dict[str, Any]:
+    """Command line values as a sweep file would have them; null means not given."""
+    return {**others, "topologies": _list(topologies), "workloads": _list(workloads), "qps": _numbers(qps)}
+
+
+def _list(text: str | None) -> str | list[str] | None:
+    return text if text is None or text == "paper" else [part.strip() for part in text.split(",")]
+
+
+def _numbers(text: str | None) -> list[float | str] | None:
+    """Numbers where they are numbers; anything else is left for the sweep's checks to name."""
+    if text is None:
+        return None
+    return [float(part) if part.strip().replace(".", "", 1).isdigit() else part.strip() for part in text.split(",")]
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def main() -> None:
+    """Entry point of ``ppd-bench``."""
+    sys.exit(guarded(app))

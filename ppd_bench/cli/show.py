@@ -1,0 +1,162 @@
+"""Terminal tables. Milliseconds and percent are for people; inside, everything is seconds and ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from ppd_bench.analysis.compile_table import CellChange
+from ppd_bench.core.topology import PAPER_TOPOLOGIES, parse_topology
+from ppd_bench.core.workload import WorkloadSpec
+from ppd_bench.policy.table import Cell, DecisionTable
+from ppd_bench.runner.plan import Plan
+from ppd_bench.runner.reproduce import Constant
+
+
+def print_rows(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table; numbers are right-aligned."""
+    rows = [tuple(row) for row in rows]
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for index, name in enumerate(columns):
+        numeric = bool(rows) and all(row[index][:1] in "+-0123456789–" or not row[index] for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 42 s, 7.5 min, 3.2 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def show_plan(console: Console, plan: Plan, executor: str) -> None:
+    """What a sweep would cost, live and simulated, with the assumptions."""
+    cost = plan.estimate
+    rows = [
+        ("points", f"{cost.n_points:,}"),
+        ("configurations x workloads x QPS x repeats",
+         f"{cost.n_configurations} x {cost.n_workloads} x {cost.n_qps} x {cost.n_repeats}"),
+        ("launches (layouts)", f"{cost.n_layouts}"),
+        ("conversations expected", f"{cost.expected_conversations:,.0f}"),
+        ("turns expected", f"{cost.expected_turns:,.0f}"),
+        ("live: wall time", duration(cost.wall_s)),
+        ("live: GPU-seconds", f"{cost.gpu_seconds:,.0f} ({cost.gpu_seconds / 3600:,.1f} GPU-hours)"),
+        ("simulated: wall time here, roughly", duration(cost.simulated_wall_s)),
+        ("executor that 'sweep' would take here", executor),
+    ]  # fmt: skip
+    print_rows(console, "Plan", ("what", "value"), rows)
+    served = [(layout, ", ".join(names)) for layout, names in plan.served.items()]
+    print_rows(console, "Launches", ("layout", "configurations that share it"), served)
+    console.print("Live figures assume: " + "; ".join(cost.assumptions) + ".")
+
+
+def show_topologies(console: Console, names: Sequence[str]) -> None:
+    """Configurations with their layout, class, node-level x and workers."""
+    rows = []
+    for name in names or PAPER_TOPOLOGIES:
+        t = parse_topology(name)
+        x = "" if t.node_x_ratio is None else f"{t.node_x_ratio:.2f}"
+        workers = ", ".join(f"{w.worker_id}:{w.role}" for w in t.workers)
+        rows.append((t.name, t.category, t.layout.name, x, f"{t.n_gpus}", workers))
+    layouts = len({row[2] for row in rows})
+    print_rows(console, f"{len(rows)} configurations, {layouts} layouts (launches)",
+               ("name", "class", "layout", "node x", "GPUs", "workers (process:role)"), rows)  # fmt: skip
+
+
+def show_workloads(console: Console, workloads: Sequence[WorkloadSpec]) -> None:
+    """Workloads with the lengths of their turns."""
+    rows = [
+        (w.name, w.category, " then ".join(f"{t.input_tokens}->{t.output_tokens}" for t in w.turns),
+         f"{w.max_output_tokens}") for w in workloads
+    ]  # fmt: skip
+    print_rows(console, f"{len(workloads)} workloads", ("name", "category", "turns (input->output tokens)",
+               "declared output"), rows)  # fmt: skip
+
+
+def show_table(console: Console, table: DecisionTable, *, every_cell: bool) -> None:
+    """A decision table: domain, weights, a grid per context class, and the evidence."""
+    domain, weights = table.domain, table.weights
+    console.print(
+        f"{domain.baseline} (x=0) against {domain.candidate} (x=1), {domain.model} on {domain.gpu}, "
+        f"{domain.executor}; weights: TTFT {weights.w_ttft:g}, TPOT {weights.w_tpot:g}; table {table.content_hash}"
+    )
+    levels = list(dict.fromkeys(cell.qps for cell in table.cells))
+    for context in dict.fromkeys(cell.context for cell in table.cells):
+        cells = {(c.type, c.qps): c for c in table.cells if c.context == context}
+        kinds = list(dict.fromkeys(kind for kind, _ in cells))
+        rows = [(kind, *(_mark(cells[kind, qps]) for qps in levels)) for kind in kinds]
+        print_rows(console, f"context {context}", ("type \\ QPS", *(f"{q:g}" for q in levels)), rows)
+    console.print("L local, P through prefill node, ? insufficient evidence (fallback used), lower case: extrapolated")
+    if every_cell:
+        print_rows(console, "cells", ("cell", "decision", "evidence", "rule", "S", "delta TTFT", "delta TPOT", "pairs"),
+                   [_cell_row(c) for c in table.cells if c.visited])  # fmt: skip
+
+
+def _mark(cell: Cell) -> str:
+    if cell.evidence == "insufficient":
+        return "?"
+    letter = "L" if cell.decision == "local" else "P"
+    return letter.lower() if cell.evidence == "extrapolated" else letter
+
+
+def _cell_row(cell: Cell) -> tuple[str, ...]:
+    def signed(value: float | None) -> str:
+        return "–" if value is None else f"{value:+.3f}"
+
+    return (cell.key, cell.decision, cell.evidence, str(cell.rule), signed(cell.score), signed(cell.delta_ttft),
+            signed(cell.delta_tpot), f"{cell.n_pairs}")  # fmt: skip
+
+
+def show_changes(console: Console, changes: Sequence[CellChange]) -> None:
+    """Cells that two tables answer differently."""
+    if not changes:
+        console.print("no cell differs in decision or evidence")
+        return
+    rows = [
+        (
+            c.key,
+            f"{c.decision_a} ({c.evidence_a})",
+            f"{c.decision_b} ({c.evidence_b})",
+            _score(c.score_a),
+            _score(c.score_b),
+        )
+        for c in changes
+    ]
+    print_rows(console, f"{len(changes)} cells differ", ("cell", "first", "second", "S first", "S second"), rows)
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3f}"
+
+
+def show_comparison(console: Console, comparison: pd.DataFrame, evidence: str) -> None:
+    """The paper's tables: published, computed here (labelled), signed difference in points."""
+    for title, rows in comparison.groupby("table", sort=False):
+        printed = [
+            (str(r["row"]), str(r["column"]), f"{r['published']:.1f}", _percent(r["computed"]),
+             _difference(r["difference"]), f"{r['n_cells']}")
+            for r in rows.to_dict("records")
+        ]  # fmt: skip
+        print_rows(console, str(title), ("row", "column", "published", evidence, "difference", "cells"), printed)
+
+
+def _percent(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.1f}"
+
+
+def _difference(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.1f}"
+
+
+def show_constants(console: Console, constants: Sequence[Constant]) -> None:
+    """What simulated numbers rest on."""
+    rows = [(c.name, c.value, c.source, c.fitted_on) for c in constants]
+    print_rows(console, "Constants of the simulation", ("constant", "value", "source", "fitted on published"), rows)
+    console.print("Held out (nothing fitted on them): Table 1, Table 2, Table 5 and the 92.2 % figure.")

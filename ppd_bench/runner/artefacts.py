@@ -1,0 +1,140 @@
+"""From records to summaries, deltas, tables, plots and the page: each rebuilt from the one before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppd_bench.analysis.compile_table import MAX_UNKNOWN_RATIO, compile_table
+from ppd_bench.analysis.pairing import pair_arms
+from ppd_bench.core.errors import NoEvidence, SpecError
+from ppd_bench.policy.table import DecisionTable, Side
+from ppd_bench.runner.reproduce import published_comparison
+from ppd_bench.runner.runs import Run
+from ppd_bench.runner.summaries import stored_deltas, summaries_of
+from ppd_bench.store import layout
+from ppd_bench.store.atomic import write_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """How decision tables are compiled."""
+
+    w_ttft: float = 1.0
+    w_tpot: float = 1.0
+    success_bound: float = 0.95
+    fallback: Side = "pd"
+    max_unknown_ratio: float = MAX_UNKNOWN_RATIO
+
+
+def table_options(
+    w_ttft: float, w_tpot: float, success_bound: float, fallback: str, max_unknown: float
+) -> TableOptions:
+    """Options as the command line gives them.
+
+    Raises:
+        SpecError: an unknown fallback.
+    """
+    sides: dict[str, Side] = {"pd": "pd", "local": "local"}
+    if fallback not in sides:
+        raise SpecError(f"command line: --fallback {fallback!r} is not known; allowed: {', '.join(sides)}")
+    return TableOptions(
+        w_ttft=w_ttft,
+        w_tpot=w_tpot,
+        success_bound=success_bound,
+        fallback=sides[fallback],
+        max_unknown_ratio=max_unknown,
+    )
+
+
+def write_tables(run: Run, options: TableOptions, out: Path | None = None) -> list[Path]:
+    """One decision table per (x=0, x=1) pair of the run, ``tables/LAYOUT.json``.
+
+    Raises:
+        SpecError: the run holds no pair.
+    """
+    pairs = pair_arms(run.points)
+    if not pairs:
+        raise SpecError(
+            f"{run.path}: no table can be built: the run has no layout with both an all-D (x=0) and an all-pD (x=1) "
+            "configuration, such as 2P_2D and 2P_2pD"
+        )
+    deltas = stored_deltas(run)
+    folder = out or run.path / layout.TABLES
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for pair in pairs:
+        text = compile_table(deltas, run.points, pair=pair, **dataclasses.asdict(options))
+        path = folder / f"{pair[0].name}.json"
+        write_bytes(path, text.encode())
+        paths.append(path)
+    return paths
+
+
+def table_texts(run: Run) -> list[str]:
+    """The texts of the run's tables, in order of the run's pairs."""
+    paths = [run.path / layout.TABLES / f"{pair[0].name}.json" for pair in pair_arms(run.points)]
+    return [path.read_text(encoding="utf-8") for path in paths if path.exists()]
+
+
+def weak_tables(paths: Sequence[Path]) -> list[str]:
+    """Warnings: tables that a router would refuse to start with."""
+    warnings = []
+    for path in paths:
+        try:
+            DecisionTable.from_json(path.read_text(encoding="utf-8")).check_evidence()
+        except NoEvidence as error:
+            warnings.append(f"{path}: {error}")
+    return warnings
+
+
+def write_plots(run: Run, out: Path | None = None) -> list[Path]:
+    """The standard plots as PNG and SVG. Returns their paths."""
+    from ppd_bench.report.findings import find
+    from ppd_bench.report.plots import standard_plots
+    from ppd_bench.report.style import save
+
+    folder = out or run.path / layout.PLOTS
+    folder.mkdir(parents=True, exist_ok=True)
+    found = find(summaries_of(run), success_bound=run.spec.success_bound_ratio)
+    paths: list[Path] = []
+    for plot in standard_plots(found, table_texts(run), run_name=run.manifest.name):
+        paths += save(plot.figure, folder / plot.name)
+    return paths
+
+
+def write_report(run: Run, out: Path | None = None) -> Path:
+    """The one-page HTML report. Returns its path."""
+    from ppd_bench.report.page import ReportInput, render_page
+
+    summaries = summaries_of(run)
+    html = render_page(
+        ReportInput(
+            run_name=run.manifest.name,
+            evidence=run.evidence,
+            manifest=dataclasses.asdict(run.manifest),
+            summaries=summaries,
+            deltas=stored_deltas(run),
+            tables=table_texts(run),
+            published=published_comparison(run, summaries),
+            success_bound=run.spec.success_bound_ratio,
+        )
+    )
+    path = out or run.path / layout.REPORT
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, html.encode())
+    return path
+
+
+def copy_reference(run: Run, out: Path) -> None:
+    """What is small and worth committing of a run: everything but records."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (layout.MANIFEST, layout.SUMMARIES, layout.DELTAS, layout.REPORT):
+        if (run.path / name).exists():
+            shutil.copy2(run.path / name, out / name)
+    for folder in (layout.TABLES, layout.PLOTS):
+        if (run.path / folder).exists():
+            shutil.copytree(run.path / folder, out / folder, dirs_exist_ok=True)

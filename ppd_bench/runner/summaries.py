@@ -1,0 +1,51 @@
+"""Summaries and deltas of a run: made from its records, kept beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from ppd_bench.analysis.pairing import deltas as deltas_of
+from ppd_bench.analysis.summary import SUMMARY_UNITS, summarise
+from ppd_bench.runner.runs import Run
+from ppd_bench.store import layout
+from ppd_bench.store.frames import read_frame, write_frame
+from ppd_bench.store.read import read_records
+
+DELTA_UNITS = {
+    **dict.fromkeys(("baseline", "candidate", "workload"), ""),
+    **dict.fromkeys(("ttft_x0_s", "ttft_x1_s", "tpot_x0_s", "tpot_x1_s"), "s"),
+    **dict.fromkeys(("success_x0_ratio", "success_x1_ratio", "delta_ttft", "delta_tpot", "n_pairs"), "1"),
+    "qps": "1/s",
+}
+SUMMARY_COLUMNS = (
+    "point_id", "session_id", "turn", "context_tokens", "input_tokens", "output_tokens", "generated_tokens", "route", "scheduled_s",
+    "sent_s", "first_token_s", "last_token_s", "end_s", "itl_count", "itl_mean_s", "itl_max_s", "prefill_cached_tokens",
+    "cached_tokens", "transferred_tokens", "transfer_bytes", "n_preemptions", "status",
+)  # fmt: skip
+"""Record columns that summaries and deltas need."""
+
+
+def write_summaries(run: Run) -> Path:
+    """Summaries and deltas of a finished run, from its records. Returns the summaries' path."""
+    records = read_records(run.path, columns=SUMMARY_COLUMNS)
+    summaries = summarise(records, run.points, slo=run.spec.slo)
+    write_frame(run.path / layout.SUMMARIES, summaries, SUMMARY_UNITS, "summaries", executor=run.executor)
+    deltas = deltas_of(records, run.points)
+    write_frame(run.path / layout.DELTAS, deltas, DELTA_UNITS, "deltas", executor=run.executor)
+    return run.path / layout.SUMMARIES
+
+
+def summaries_of(run: Run) -> pd.DataFrame:
+    """The stored summaries; made first when they are not there."""
+    if not (run.path / layout.SUMMARIES).exists():
+        write_summaries(run)
+    return read_frame(run.path / layout.SUMMARIES, "summaries")[0]
+
+
+def stored_deltas(run: Run) -> pd.DataFrame:
+    """The stored deltas; made first when they are not there."""
+    if not (run.path / layout.DELTAS).exists():
+        write_summaries(run)
+    return read_frame(run.path / layout.DELTAS, "deltas")[0]

@@ -1,0 +1,22 @@
+"""Names inside a run folder, in one place."""
+
+from __future__ import annotations
+
+MANIFEST = "manifest.json"
+RECORDS = "records.parquet"
+SUMMARIES = "summaries.parquet"
+DELTAS = "deltas.parquet"
+TABLES = "tables"
+"""Folder of decision tables, ``tables/*.json``."""
+PLOTS = "plots"
+REPORT = "report.html"
+
+SEGMENTS = "segments"
+"""Folder of points that are not merged yet, ``segments/NNNNNN-<digest>.parquet``; absent from a finished run."""
+LOCK = ".lock"
+HOLDER = ".holder.json"
+TEMP_SUFFIX = ".tmp"
+DAMAGED_SUFFIX = ".damaged"
+
+DERIVED = (SUMMARIES, DELTAS)
+"""Files computed from the records of all points: stale, and so removed, when points are added to a finished run."""
