@@ -33,7 +33,9 @@ from setuptools.command.build_py import build_py as _build_py
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = "ppd_bench"
 MODULES = [  # compiled as one group: all or none
+    "ppd_bench.core.decision",
     "ppd_bench.policy.query",
+    "ppd_bench.policy.events",
     "ppd_bench.policy.ledger",
     "ppd_bench.policy.placements",
     "ppd_bench.policy.policy",
@@ -42,6 +44,7 @@ MODULES = [  # compiled as one group: all or none
     "ppd_bench.sim.link",
     "ppd_bench.sim.worker",
     "ppd_bench.sim.cluster",
+    "ppd_bench.sim.rows",
 ]
 GROUP = "ppd_bench.sim._native"  # the shared library becomes ppd_bench/sim/_native__mypyc*.so
 BUNDLES = {"sweeps": "sweep/library_data", "workloads": "workload/library_data"}  # folders of YAML that the wheel carries

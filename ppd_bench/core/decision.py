@@ -1,14 +1,16 @@
-"""What a policy answers."""
+"""What a policy answers.
+
+A named tuple, like the other messages of the policy room: it is made for every turn, and costs a fifth of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ppd_bench.core.enums import Route
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """Where one turn is prefilled and decoded.
 
     ``prefill_worker`` and ``decode_worker`` are indices into ``Topology.workers``. For ``local`` and ``replica`` both name

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ppd_bench.core.decision import Decision
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """A turn was dispatched as decided."""
 
     time_s: float
@@ -20,16 +19,14 @@ class Sent:
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillDone:
+class PrefillDone(NamedTuple):
     """The P leg of a turn answered."""
 
     time_s: float
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """A turn ended. ``ok`` false means timeout, error or abort; ``generated_tokens`` is what reached the client."""
 
     time_s: float
@@ -38,8 +35,7 @@ class Finished:
     generated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSnapshot:
+class WorkerSnapshot(NamedTuple):
     """A scrape of one worker's gauges arrived (it describes a moment a little earlier)."""
 
     time_s: float
@@ -47,8 +43,7 @@ class WorkerSnapshot:
     kv_usage_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReset:
+class WorkerReset(NamedTuple):
     """A worker restarted or dropped its prefix cache: it holds nothing any more."""
 
     time_s: float

@@ -67,7 +67,10 @@ class Ledger:
         return len(self._sessions)
 
     def observe(self, event: Event) -> None:
-        """Take one event. Events of unknown requests are ignored (a retry may report twice)."""
+        """Take one event. Events of unknown requests are ignored (a retry may report twice).
+
+        A request that is sent again while it is in flight replaces its first attempt.
+        """
         if isinstance(event, Sent):
             self._on_sent(event)
         elif isinstance(event, PrefillDone):
@@ -115,6 +118,9 @@ class Ledger:
 
     def _on_sent(self, event: Sent) -> None:
         decision = event.decision
+        replaced = self._inflight.pop(event.request_id, None)
+        if replaced is not None:
+            self._leave(replaced)
         pd = decision.route in (Route.PD, Route.PD_READBACK)
         session = self._touch(event.session_id, event.time_s)
         expected = event.max_output_tokens
@@ -127,7 +133,7 @@ class Ledger:
             self._inflight_tokens[worker] += tokens
             self._n_legs[worker] += 1
             self._n_first_legs[worker] += event.turn == 1
-        if event.turn == 1:
+        if event.turn == 1 and replaced is None:
             self._starts.append(event.time_s)
             if self._first_start_s is None:
                 self._first_start_s = event.time_s
@@ -154,16 +160,19 @@ class Ledger:
         self._n_inflight[worker] -= 1
         self._inflight_tokens[worker] -= inflight.tokens
 
+    def _leave(self, inflight: _Inflight) -> None:
+        if inflight.on_prefill:
+            self._leave_prefill(inflight)
+        worker = inflight.sent.decision.decode_worker
+        self._n_inflight[worker] -= 1
+        self._inflight_tokens[worker] -= inflight.tokens
+
     def _on_finished(self, event: Finished) -> None:
         inflight = self._inflight.pop(event.request_id, None)
         if inflight is None:
             return
-        if inflight.on_prefill:
-            self._leave_prefill(inflight)
+        self._leave(inflight)
         sent = inflight.sent
-        worker = sent.decision.decode_worker
-        self._n_inflight[worker] -= 1
-        self._inflight_tokens[worker] -= inflight.tokens
         session = self._sessions.get(sent.session_id)
         if event.ok and session is not None:
             self._learn(session, sent, event.generated_tokens)

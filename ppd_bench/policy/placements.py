@@ -7,7 +7,7 @@ A placement is ``(Ask) -> worker index``: total, deterministic, stateless. Ties 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ppd_bench.policy.query import Fleet, RouteQuery, RouterView, stable_unit
 
@@ -17,8 +17,7 @@ DEFAULT_AFFINITY_MAX_LOAD = 2.0
 """``cache_aware`` keeps a conversation on its worker while that worker's load is at most this multiple of the mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What a placement sees. ``n_placed`` counts the legs that it placed before, per worker."""
 
     query: RouteQuery

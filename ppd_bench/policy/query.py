@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ppd_bench.core.enums import Role
 from ppd_bench.core.topology import Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteQuery:
+class RouteQuery(NamedTuple):
     """One turn that wants a route. ``max_output_tokens`` is what the client declared."""
 
     request_id: str
@@ -25,8 +25,7 @@ class RouteQuery:
         return self.context_tokens + self.input_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionView:
+class SessionView(NamedTuple):
     """What is known of a conversation with at least one finished turn.
 
     ``decode_worker``: where it last decoded. ``known_tokens[w]``: tokens of its history that worker w is believed to hold.
@@ -39,8 +38,7 @@ class SessionView:
     mean_output_tokens: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterView:
+class RouterView(NamedTuple):
     """A router's knowledge at one instant; every tuple is indexed by worker (order of ``Topology.workers``).
 
     ``n_inflight``: requests dispatched and not finished there. ``inflight_tokens``: their prompt tokens plus expected output.

@@ -16,7 +16,7 @@ import pandas as pd
 from ppd_bench.analysis import winners as contest
 from ppd_bench.analysis.compile_table import SUCCESS_BOUND
 from ppd_bench.analysis.paper_tables import different_winner_share
-from ppd_bench.analysis.pareto import panels
+from ppd_bench.analysis.pareto import PANEL_FIELDS, panels
 from ppd_bench.policy.table import DecisionTable
 from ppd_bench.report.configurations import with_kinds
 from ppd_bench.report.style import evidence_of
@@ -125,6 +125,8 @@ def find(summaries: pd.DataFrame, *, success_bound: float = SUCCESS_BOUND) -> Fi
         SpecError: they hold more than one executor, model or GPU.
     """
     known = with_kinds(summaries)
+    if known.empty:
+        return _nothing(known, success_bound)
     values = _values(known, success_bound)
     gaps = gaps_to_best(values)
     return Findings(
@@ -137,6 +139,21 @@ def find(summaries: pd.DataFrame, *, success_bound: float = SUCCESS_BOUND) -> Fi
         won=_won(known, success_bound),
         failures=_failures(values),
         different_winner_ratio=float(different_winner_share(known)["value"].iloc[0]) / 100,
+    )
+
+
+def _nothing(summaries: pd.DataFrame, success_bound: float) -> Findings:
+    values = pd.DataFrame(columns=[*_KEY, *GOALS, "works"])
+    return Findings(
+        summaries=summaries,
+        success_bound=success_bound,
+        evidence=evidence_of(summaries),
+        values=values,
+        gaps=values[[*_KEY, *GOALS]],
+        costs={},
+        won=pd.DataFrame(columns=["goal", *CELL, "configuration", "kind", "tied", "n_tied"]),
+        failures={},
+        different_winner_ratio=math.nan,
     )
 
 
@@ -199,6 +216,8 @@ def pareto_panels(found: Findings, levels: Sequence[float]) -> pd.DataFrame:
     """``analysis.pareto.panels`` at these QPS levels, with ``kind``."""
     rows = found.summaries[found.summaries["qps"].isin(list(levels))]
     kinds = dict(zip(found.summaries["configuration"], found.summaries["kind"], strict=True))
+    if rows.empty:
+        return pd.DataFrame(columns=[*PANEL_FIELDS, "kind"])
     places = panels(rows, success_bound=found.success_bound)
     return places.assign(kind=places["configuration"].map(kinds).astype(object))
 

@@ -251,10 +251,12 @@ def _table_doubts(tables: Sequence[DecisionTable]) -> list[str]:
             told.append(f"{arms} {unknown} of {len(visited)}, answered {table.rules.fallback}")
     if told:
         lines.append(f"Cells of the sweep for which a decision table has too little evidence: {'; '.join(told)}.")
-    borrowed = sorted({c.context for table in tables for c in table.cells if c.evidence == "extrapolated"})
+    borrowed = [c for table in tables for c in table.cells if c.evidence == "extrapolated"]
     if borrowed:
+        n_cells = sum(len(table.cells) for table in tables)
+        contexts = listed(sorted({c.context for c in borrowed}))
         lines.append(
-            f"No workload of the sweep has a {listed(borrowed)} context; the tables borrow those cells from the "
-            "nearest context class and mark them extrapolated."
+            f"No workload of the sweep visits {share(len(borrowed), n_cells, 'table cells')} (contexts: {contexts}); "
+            "they borrow from the nearest context class and are marked extrapolated."
         )
     return lines

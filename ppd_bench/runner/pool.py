@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -84,7 +85,11 @@ def _sessions(
 
 
 def _follow_parent() -> None:
-    """In a pool process: leave Ctrl-C to the parent, and end when the parent ends, kill -9 included."""
+    """In a pool process: leave Ctrl-C to the parent, and end when the parent ends, kill -9 included.
+
+    A simulated point makes no reference cycles, and the cycle collector took an eighth of its time.
+    """
+    gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd_bench.core.enums import Status
 from ppd_bench.core.point import Point
 from ppd_bench.core.record import RECORD_FIELDS, Columns
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.sim.cluster import Cluster, Trip
-from ppd_bench.sim.worker import Seq
+from ppd_bench.sim.rows import GapStatistics, sent_row, unsent_row
 
 Floats = NDArray[np.float64]
 WorkerEnds = tuple[list[float], Floats]
@@ -37,78 +34,19 @@ def to_columns(point: Point, cluster: Cluster, *, keep_gaps: bool) -> Columns:
     names = [worker.worker_id for worker in parse_topology(point.topology).workers]
     ends = [(worker.step_end_s, np.diff(worker.step_end_s)) for worker in cluster.workers]
     bytes_per_token = cluster.settings.kv_bytes_per_token
-    rows = [_row(trip, names, ends, bytes_per_token, keep_gaps) for trip in trips]
+    rows = []
+    for trip in trips:
+        decision = trip.decision
+        if decision is None:
+            rows.append(unsent_row(trip))
+            continue
+        first_s, last_s, gaps = _token_times(trip, ends[decision.decode_worker])
+        statistics = _gap_statistics(first_s, last_s, gaps)
+        kept = gaps.tolist() if keep_gaps else None
+        rows.append(sent_row(trip, decision, names, first_s, last_s, statistics, kept, bytes_per_token))
     for position, name in enumerate(RECORD_FIELDS[len(columns) :]):
         columns[name] = [row[position] for row in rows]
     return columns
-
-
-def _row(
-    trip: Trip, names: list[str], ends: list[WorkerEnds], bytes_per_token: int, keep_gaps: bool
-) -> tuple[Any, ...]:
-    """The columns after the point's, in schema order."""
-    turn = trip.turn
-    head = (
-        turn.request_id,
-        turn.session_id,
-        turn.turn,
-        turn.context_tokens,
-        turn.input_tokens,
-        turn.output_tokens,
-        turn.max_output_tokens,
-        trip.generated_tokens,
-    )
-    decision = trip.decision
-    if decision is None:
-        return (*head, *_UNSENT)
-    prefill, decode, transfer = trip.prefill, trip.decode, trip.transfer
-    first_s, last_s, gaps = _token_times(trip, ends[decision.decode_worker])
-    moved = transfer is not None and transfer.start_s >= 0.0
-    return (
-        *head,
-        decision.route.value,
-        names[decision.prefill_worker],
-        names[decision.decode_worker],
-        decision.reason,
-        trip.scheduled_s,
-        trip.sent_s,
-        _time(prefill.start_s) if prefill else None,
-        _time(trip.prefill_done_s),
-        _time(transfer.start_s) if transfer else None,
-        _time(transfer.done_s) if transfer and transfer.finished else None,
-        _time(decode.start_s) if decode else None,
-        first_s,
-        last_s,
-        trip.end_s,
-        *_gap_statistics(first_s, last_s, gaps),
-        gaps.tolist() if keep_gaps else None,
-        _hit(prefill),
-        _hit(decode),
-        trip.transfer_tokens if moved else None,
-        trip.transfer_tokens * bytes_per_token if moved else None,
-        (prefill.n_preempted if prefill else 0) + (decode.n_preempted if decode else 0),
-        trip.status.value,
-        trip.message,
-    )
-
-
-_UNSENT = (
-    *[None] * 14,  # route to end_s
-    0,
-    *[None] * 4,  # gap statistics and gaps
-    *[None] * 4,  # cached and transferred
-    0,
-    Status.UNSENT.value,
-    "an earlier turn of the conversation failed",
-)
-
-
-def _time(value: float) -> float | None:
-    return value if value >= 0.0 else None
-
-
-def _hit(seq: Seq | None) -> int | None:
-    return seq.hit_tokens if seq is not None and seq.hit_tokens >= 0 else None
 
 
 _NO_GAPS: Floats = np.empty(0)
@@ -129,7 +67,7 @@ def _token_times(trip: Trip, worker_ends: WorkerEnds) -> tuple[float | None, flo
     return times[0], times[-1], np.diff(times)
 
 
-def _gap_statistics(first_s: float | None, last_s: float | None, gaps: Floats) -> tuple[int, Any, Any, Any]:
+def _gap_statistics(first_s: float | None, last_s: float | None, gaps: Floats) -> GapStatistics:
     """Count, mean, p99 (linear interpolation) and max of the gaps; nulls without any."""
     n = len(gaps)
     if n == 0 or first_s is None or last_s is None:
