@@ -25,6 +25,7 @@ from ppd_bench.report.style import (
     state_empty,
     styled,
 )
+from ppd_bench.report.units import counted
 
 MAX_COLUMNS = 3
 PARTIAL_MARKERS = ("^", "v", "<", ">")
@@ -106,9 +107,10 @@ def figure_load(
     for top, bottom, layout in zip(axes[0], axes[-1], columns, strict=True):
         top.set_title(f"layout {layout}" if layout else "no data")
         bottom.set_xlabel("conversations/s (QPS)")
+        bottom.set_xlim(0, 1.05 * float(labelled["qps"].max()) if len(labelled) else 1)
     put_legend(fig, _legend(labelled, columns), n_columns=4)
     fig.align_ylabels(axes[:, 0])
-    note = f"workload {workload}" if workload else f"median over {labelled['workload'].nunique()} workloads"
+    note = f"workload {workload}" if workload else f"median over {counted(labelled['workload'].nunique(), 'workload')}"
     put_footer(fig, run_name=run_name, evidence=evidence_of(summaries), note=note)
     return fig
 

@@ -30,6 +30,7 @@ from ppd_bench.report.tables import (
     provenance_table,
     winner_tables,
 )
+from ppd_bench.report.units import counted
 from ppd_bench.report.words import in_words
 
 
@@ -95,7 +96,7 @@ def _facts(found: Findings) -> str:
         (s["repeat"].nunique(), "repeat"),
         (found.n_points, "point"),
     ]
-    told = ", ".join(f"{n:,} {noun}{'' if n == 1 else 's'}" for n, noun in counts)
+    told = ", ".join(counted(n, noun) for n, noun in counts)
     where = ", ".join(sorted({f"{model} on {gpu}" for model, gpu in zip(s["model"], s["gpu"], strict=True)}))
     return f"{told}; {where or 'no model'}"
 

@@ -77,7 +77,7 @@ def _draw(ax: Axes, panel: pd.DataFrame) -> None:
         linewidth=1.1,
         zorder=2,
     )
-    for row in panel.to_dict("records"):
+    for row in panel.sort_values("best", kind="stable").to_dict("records"):
         _draw_point(ax, row["throughput_tokens_per_s"], row["ttft_p99_s"] * 1000, row["kind"], bool(row["eligible"]))
     best = panel[panel["best"]]
     ax.plot(best["throughput_tokens_per_s"], best["ttft_p99_s"] * 1000, linestyle="none", zorder=4, **BEST)

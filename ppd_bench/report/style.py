@@ -167,8 +167,8 @@ def kind_handle(kind: str) -> Line2D:
 
 def state_empty(ax: Axes, reason: str) -> None:
     """A panel without data says so instead of showing empty axes."""
-    ax.set_xticks([])
-    ax.set_yticks([])
+    # Not set_ticks: that would empty the axes that share this one's scale.
+    ax.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
     ax.grid(False)
     ax.text(0.5, 0.5, reason, transform=ax.transAxes, ha="center", va="center", color="#444444", wrap=True)
 
@@ -186,7 +186,8 @@ def set_scale(ax: Axes, which: Literal["x", "y"], values: Sequence[float]) -> No
     axis = ax.xaxis if which == "x" else ax.yaxis
     (ax.set_xscale if which == "x" else ax.set_yscale)("log")
     span = max(values) / min(values)
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if span < 100 else (1.0,)))
+    subs = (1.0, 2.0, 5.0) if span < 30 else (1.0, 3.0) if span < 1000 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_minor_locator(NullLocator())
     plain_numbers(axis)
 

@@ -26,7 +26,7 @@ RULE_MARKS = {"x0_failed": "!", "x1_failed": "!"}
 DECISION_LEGEND = (
     "L: local, prefill on the decode node. P: through the prefill node. No mark: Equation 1 on this run's evidence. "
     "!: the other side failed. *: extrapolated, borrowed from the nearest context class. ?: insufficient evidence, the "
-    "fallback answers. –: the table has no such cell."
+    "fallback answers."
 )
 
 

@@ -45,6 +45,11 @@ def share(part: int, whole: int, noun: str) -> str:
     return f"{part:,} of {whole:,} {noun}" + (f" ({percent(part / whole)})" if whole else "")
 
 
+def counted(n: int, noun: str) -> str:
+    """``1 workload``, ``18 workloads``."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
 def listed(names: list[str], *, most: int = 6) -> str:
     """``a, b and c``; long lists end with how many more there are."""
     if len(names) > most:

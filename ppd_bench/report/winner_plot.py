@@ -14,6 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from ppd_bench.report.configurations import ordered_workloads
 from ppd_bench.report.style import KINDS, evidence_of, new_figure, put_footer, put_legend, state_empty, styled
+from ppd_bench.report.units import counted
 
 Codes = npt.NDArray[np.int64]
 NO_WINNER = "–"
@@ -49,7 +50,7 @@ def figure_winners(won: pd.DataFrame, summaries: pd.DataFrame, *, run_name: str,
     shown = [k for k in kinds if k in set(won["kind"])]
     nobody = Patch(facecolor="white", edgecolor="#777777", label=f"{NO_WINNER}  none works")
     put_legend(fig, [*(_swatch(kind) for kind in shown), nobody], n_columns=4)
-    note = f"{len(workloads) * len(levels)} cells per map"
+    note = f"{counted(len(workloads) * len(levels), 'cell')} per map"
     put_footer(fig, run_name=run_name, evidence=evidence_of(summaries), note=note)
     return fig
 

@@ -13,7 +13,7 @@ import pandas as pd
 from ppd_bench.policy.table import DecisionTable
 from ppd_bench.report.configurations import ordered_configurations
 from ppd_bench.report.findings import CELL, GOALS, Findings
-from ppd_bench.report.units import listed, number, percent, share
+from ppd_bench.report.units import counted, listed, number, percent, share
 
 CLOSE_RATIO = 0.02
 """A winner that leads the second by less than this share is called close."""
@@ -175,7 +175,7 @@ def _failure_text(found: Findings, name: str) -> str:
     failing = {qps: n for qps, n in found.failures[name].items() if n}
     first, most = min(failing), max(failing, key=lambda qps: failing[qps])
     text = f"fails in {share(sum(failing.values()), found.costs[name].n_cells, 'cells')}, first at QPS {first:g}"
-    text += f" ({failing[first]} of {found.n_workloads(first)} workloads)"
+    text += f" ({failing[first]} of {counted(found.n_workloads(first), 'workload')})"
     return (
         f"{text}, most at QPS {most:g} ({failing[most]} of {found.n_workloads(most)})." if most != first else f"{text}."
     )

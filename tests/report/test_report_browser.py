@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import warnings
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from ppd_bench.report.page import ReportInput, render_page
+from ppd_bench.report.plots import Plot
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -32,7 +32,11 @@ FLAGS = (
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="CHROMIUM IS ABSENT: the page was not rendered (Debian: chromium)")
 def test_the_page_renders_in_headless_chromium_without_console_messages(
-    tmp_path: Path, paired_summaries: pd.DataFrame, paired_deltas: pd.DataFrame, table_texts: list[str]
+    tmp_path: Path,
+    paired_summaries: pd.DataFrame,
+    paired_deltas: pd.DataFrame,
+    table_texts: list[str],
+    plots: list[Plot],
 ) -> None:
     html = render_page(
         ReportInput(
@@ -42,14 +46,16 @@ def test_the_page_renders_in_headless_chromium_without_console_messages(
             summaries=paired_summaries,
             deltas=paired_deltas,
             tables=table_texts,
+            plots=plots,
         )
     )
     # The probe turns what a reader would see into text: an image that does not decode has no natural width.
-    probe = (
-        "<script>addEventListener('load', () => { const i = [...document.images]; document.title = "
-        "`${i.length} images, ${i.filter(x => x.naturalWidth > 300).length} decoded, "
-        "overflow ${document.documentElement.scrollWidth - innerWidth}`; console.log('probe ran'); })</script>"
-    )
+    probe = """<script>addEventListener('load', () => {
+        const images = [...document.images], root = document.documentElement;
+        const decoded = images.filter(image => image.naturalWidth > 300).length;
+        document.title = `${images.length} images, ${decoded} decoded, overflow ${root.scrollWidth - root.clientWidth}`;
+        console.log('probe ran');
+    })</script>"""
     file = tmp_path / "page.html"
     file.write_text(html.replace("</body>", f"{probe}</body>"), encoding="utf-8")
     found = _browse(file, tmp_path / "profile")
@@ -68,5 +74,4 @@ def _browse(file: Path, profile: Path) -> subprocess.CompletedProcess[str]:
         "--dump-dom",
         file.as_uri(),
     ]
-    with warnings.catch_warnings():
-        return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)

@@ -14,9 +14,8 @@ import pytest
 
 from ppd_bench.core.errors import SpecError, TableError
 from ppd_bench.policy.table import DecisionTable
-from ppd_bench.report.findings import find
 from ppd_bench.report.page import ReportInput, render_page
-from ppd_bench.report.plots import Plot, standard_plots
+from ppd_bench.report.plots import Plot
 from ppd_bench.report.tables import decision_table, frame_table, provenance_table
 
 Attributes = dict[str, str | None]
@@ -52,7 +51,9 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def content(paired_summaries: pd.DataFrame, paired_deltas: pd.DataFrame, table_texts: list[str]) -> ReportInput:
+def content(
+    paired_summaries: pd.DataFrame, paired_deltas: pd.DataFrame, table_texts: list[str], plots: list[Plot]
+) -> ReportInput:
     published = pd.DataFrame(
         {"table": ["table 1"], "row": ["1P_3D"], "column": ["low"], "published": [-57.8], "computed": [-60.1]}
     )
@@ -72,7 +73,7 @@ def content(paired_summaries: pd.DataFrame, paired_deltas: pd.DataFrame, table_t
         deltas=paired_deltas,
         tables=table_texts,
         published=published,
-        plots=standard_plots(find(paired_summaries), table_texts, run_name="demo"),
+        plots=plots,
     )
 
 
@@ -144,8 +145,9 @@ def test_names_from_outside_are_escaped(content: ReportInput) -> None:
     assert html.count("&lt;script&gt;") == 3
 
 
-def test_the_same_input_gives_the_same_bytes(content: ReportInput, html: str) -> None:
-    assert render_page(content) == html
+def test_the_same_input_gives_the_same_bytes(content: ReportInput) -> None:
+    first = without_plots(content, plots=content.plots[-1:] if content.plots else ())
+    assert render_page(first) == render_page(dataclasses.replace(first, summaries=content.summaries.copy()))
 
 
 def test_the_page_is_small_enough_to_mail(html: str) -> None:

@@ -57,7 +57,7 @@ def test_failures_name_the_configuration_and_the_load(two: pd.DataFrame) -> None
     assert "Nothing: every configuration had at least 95 % successful turns in every cell." in text_of(two)
     two.loc[(two["qps"] == 8.0) & (two["topology"] == "1P_3D"), "success_ratio"] = 0.9
     text = text_of(two)
-    assert "1P_3D: fails in 1 of 2 cells (50 %), first at QPS 8 (1 of 1 workloads)." in text
+    assert "1P_3D: fails in 1 of 2 cells (50 %), first at QPS 8 (1 of 1 workload)." in text
     assert "Without failures: 4R." in text
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ppd_bench.core.enums import Executor
@@ -148,3 +150,61 @@ def make_seq(owner: int, n_in: int, n_out: int, *, first_block: int | None = Non
     """A request of ``n_in`` prompt and ``n_out`` generated tokens with private content."""
     start = owner * 100_000 if first_block is None else first_block
     return Seq(owner, [(start, start + 10_000)], n_in, n_in + n_out, remote)
+
+
+@dataclasses.dataclass
+class Step:
+    """What one engine step did: instants, decodes, and tokens of each prefill by owner."""
+
+    start_s: float
+    end_s: float
+    n_decode: int
+    chunks: dict[int, int]
+    n_running: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_decode + sum(self.chunks.values())
+
+
+def drive(worker: Worker, arrivals: list[tuple[float, Seq]]) -> tuple[list[Step], dict[int, float]]:
+    """Run a plain stepper's worker (cap 1) on arrivals (ascending); returns its steps and the instant each owner ended."""
+    queue = deque(arrivals)
+    steps: list[Step] = []
+    ended: dict[int, float] = {}
+    now_s = 0.0
+    while True:
+        while queue and queue[0][0] <= now_s:
+            worker.add(queue.popleft()[1])
+        if not worker.start(now_s):
+            if not queue:
+                return steps, ended
+            now_s = queue[0][0]
+            continue
+        chunks = {seq.owner: seq.chunk for seq in worker.scheduled}
+        steps.append(Step(now_s, worker.busy_until_s, worker._n_decoding, chunks, len(worker.running)))
+        now_s = worker.busy_until_s
+        for seq in worker.finish_step():
+            worker.release(seq)
+            ended[seq.owner] = now_s
+
+
+class Watched:
+    """A cluster that is looked at after every event."""
+
+    def __init__(self, observe: Callable[[Cluster], None], **settings: Any) -> None:
+        self.cluster = Cluster(**settings)
+        self.observe = observe
+
+    def load(self, *args: Any) -> None:
+        self.cluster.load(*args)
+
+    def run(self) -> None:
+        while self.cluster._heap:
+            self.cluster.next_event()
+            self.observe(self.cluster)
+
+
+def watch(monkeypatch: Any, observe: Callable[[Cluster], None]) -> None:
+    """From now on ``observe`` sees every cluster after each of its events."""
+    monkeypatch.setattr(simulate_module, "Cluster", lambda **settings: Watched(observe, **settings))

@@ -162,7 +162,7 @@ class Pools(RuleBasedStateMachine):
 
 TestRunsAndSingleBlocksAgree = Pools.TestCase
 TestRunsAndSingleBlocksAgree.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
