@@ -7,6 +7,6 @@ from setuptools import setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / ".ci" / "build_backend"))
 
-import ppd_build  # noqa: E402
+import ppd_build
 
 setup(**ppd_build.setup_arguments())

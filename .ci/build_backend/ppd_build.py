@@ -47,15 +47,21 @@ MODULES = [  # compiled as one group: all or none
     "ppd_bench.sim.rows",
 ]
 GROUP = "ppd_bench.sim._native"  # the shared library becomes ppd_bench/sim/_native__mypyc*.so
-BUNDLES = {"sweeps": "sweep/library_data", "workloads": "workload/library_data"}  # folders of YAML that the wheel carries
+BUNDLES = {
+    "sweeps": "sweep/library_data",
+    "workloads": "workload/library_data",
+}  # folders of YAML that the wheel carries
 STATUS_FILE = "_build_status.txt"  # read at run time, since pip hides what a build prints
 COMPILE_TIMEOUT_S = 900
-MYPY = "mypy>=1.19,<3"
-ZIG = "ziglang>=0.13"
+MYPY = "mypy==2.4.1"
+ZIG = "ziglang==0.17.1"
 # Where ziglang and mypy's own binary dependency have wheels; elsewhere asking for
 # them could fail the install.
 WHEEL_PLATFORMS = {
-    ("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "x86_64"), ("darwin", "arm64"),
+    ("linux", "x86_64"),
+    ("linux", "aarch64"),
+    ("darwin", "x86_64"),
+    ("darwin", "arm64"),
 }
 
 # ---------------------------------------------------------------- what to build with
@@ -71,8 +77,15 @@ def _links(compiler: list[str]) -> bool:
         source = Path(tmp, "probe.c")
         source.write_text("#include <Python.h>\nPyObject *probe(void) { return PyLong_FromLong(1); }\n")
         include = {sysconfig.get_path("include"), sysconfig.get_path("platinclude")}
-        command = [*compiler, *COMPILE_FLAGS, *(f"-I{path}" for path in include), str(source),
-                   *LINK_FLAGS, "-o", str(Path(tmp, "probe.so"))]
+        command = [
+            *compiler,
+            *COMPILE_FLAGS,
+            *(f"-I{path}" for path in include),
+            str(source),
+            *LINK_FLAGS,
+            "-o",
+            str(Path(tmp, "probe.so")),
+        ]
         try:
             return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
         except (OSError, subprocess.SubprocessError):
@@ -80,7 +93,7 @@ def _links(compiler: list[str]) -> bool:
 
 
 COMPILE_FLAGS = ["-fPIC", "-fwrapv", "-DNDEBUG"]
-LINK_FLAGS = (["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"])
+LINK_FLAGS = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
 
 
 def _system_compiler() -> list[str] | None:
@@ -131,9 +144,17 @@ def _compile(out: Path, work: Path) -> None:
     os.chdir(ROOT)
     os.environ.pop("MYPYPATH", None)
     extensions = mypycify(
-        ["--config-file=", f"--cache-dir={work / 'mypy'}", "--follow-imports=silent",
-         "--ignore-missing-imports", *(name.replace(".", "/") + ".py" for name in MODULES)],
-        opt_level="3", debug_level="0", target_dir=str(work / "c"), group_name=GROUP,
+        [
+            "--config-file=",
+            f"--cache-dir={work / 'mypy'}",
+            "--follow-imports=silent",
+            "--ignore-missing-imports",
+            *(name.replace(".", "/") + ".py" for name in MODULES),
+        ],
+        opt_level="3",
+        debug_level="0",
+        target_dir=str(work / "c"),
+        group_name=GROUP,
     )
     for extension in extensions:  # a compiler newer than this mypyc may warn of new things
         extension.extra_compile_args = [a for a in extension.extra_compile_args if a != "-Werror"] + ["-w"]
@@ -141,7 +162,8 @@ def _compile(out: Path, work: Path) -> None:
     class BuildExt(_build_ext):
         def build_extensions(self) -> None:
             self.compiler.set_executables(
-                compiler=[*compiler, *COMPILE_FLAGS], compiler_so=[*compiler, *COMPILE_FLAGS],
+                compiler=[*compiler, *COMPILE_FLAGS],
+                compiler_so=[*compiler, *COMPILE_FLAGS],
                 linker_so=[*compiler, *LINK_FLAGS],
             )
             super().build_extensions()
@@ -174,9 +196,14 @@ def _attempt(tmp: Path) -> tuple[Path | None, str]:
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(tmp / "zig"), "ZIG_LOCAL_CACHE_DIR": str(tmp / "zig")}
     try:
         child = subprocess.run(
-            [sys.executable, str(Path(__file__).resolve()), str(out), str(work)], env=environment,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", timeout=COMPILE_TIMEOUT_S,
+            [sys.executable, str(Path(__file__).resolve()), str(out), str(work)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
         )
         print(child.stdout, flush=True)
         lines = child.stdout.strip().splitlines() or ["no output"]
@@ -187,9 +214,15 @@ def _attempt(tmp: Path) -> tuple[Path | None, str]:
         shutil.copytree(ROOT / PACKAGE, trial / PACKAGE, ignore=ignore)
         shutil.copytree(out, trial, dirs_exist_ok=True)
         smoke = subprocess.run(
-            [sys.executable, "-c", _SMOKE, *MODULES], cwd=trial, stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", _SMOKE, *MODULES],
+            cwd=trial,
+            stdin=subprocess.DEVNULL,
             env={**environment, "PYTHONPATH": os.pathsep.join([str(trial), environment.get("PYTHONPATH", "")])},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=120,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=120,
         )
         if smoke.returncode != 0:
             print(smoke.stdout, flush=True)
@@ -269,9 +302,12 @@ def _prepared(compile_it: bool) -> Iterator[None]:
             _libraries, _status = _attempt(Path(tmp))
             if _libraries is None:
                 _status = f"interpreted: {_status}"
-                print(f"\nWARNING: {PACKAGE}: hot modules stay {_status}\n"
-                      "WARNING: everything works, but simulations run several times slower.\n",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"\nWARNING: {PACKAGE}: hot modules stay {_status}\n"
+                    "WARNING: everything works, but simulations run several times slower.\n",
+                    file=sys.stderr,
+                    flush=True,
+                )
         _build_base = str(Path(tmp, "build"))
         try:
             yield

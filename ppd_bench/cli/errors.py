@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from ppd_bench.core.errors import PpdBenchError, SpecError
 
-INTERRUPTED_EXIT = 130
 BROKEN_PIPE_EXIT = 141
 
 
@@ -22,9 +21,6 @@ def guarded(run: Callable[[], None]) -> int:
     except PpdBenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped; finished points are kept: give the same command again to go on", file=sys.stderr)
-        return INTERRUPTED_EXIT
     except BrokenPipeError:
         sys.stderr.close()
         return BROKEN_PIPE_EXIT

@@ -10,6 +10,7 @@ import typer
 
 from ppd_bench import __version__
 from ppd_bench.cli.errors import guarded
+from ppd_bench.core.errors import Interrupted
 
 HELP = """Measure how to split GPUs between prefill and decode, and where to prefill follow-up turns.
 
@@ -118,7 +119,7 @@ def sweep(
         executor=executor, topologies=topologies, workloads=workloads, qps=qps, model=model, gpu=gpu, gpus=gpus,
         duration=duration, timeout=timeout, think_time=think_time, seed=seed, repeats=repeats, token_gaps=token_gaps,
         engine={"handoff": handoff},
-        policy={"decider": "fraction", "x": x} if x is not None else {"decider": policy or ("table" if table else None), "table": table},
+        policy=_policy(x, policy, table),
     )  # fmt: skip
     from ppd_bench.runner.artefacts import TableOptions
     from ppd_bench.runner.sweep import SweepRequest
@@ -138,7 +139,10 @@ def _run_sweep(request: Any) -> None:
     console.print(runner.evidence_line(prepared))
     console.print(f"sweep: {prepared.shown}, {len(prepared.points):,} points; run folder: {prepared.folder}")
     with SweepProgress(console) as progress:
-        outcome = runner.run_sweep(prepared, progress)
+        try:
+            outcome = runner.run_sweep(prepared, progress)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped; finished points are kept: give the same command again to go on") from None
     if outcome.notice:
         console.print(outcome.notice)
     for path in outcome.artefacts:
@@ -265,6 +269,12 @@ def workloads() -> None:
 def _overrides(*, topologies: str | None, workloads: str | None, qps: str | None, **others: Any) -> dict[str, Any]:
     """Command line values as a sweep file would have them; null means not given."""
     return {**others, "topologies": _list(topologies), "workloads": _list(workloads), "qps": _numbers(qps)}
+
+
+def _policy(x: float | None, decider: str | None, table: str | None) -> dict[str, Any]:
+    """``--x`` means decider fraction, ``--table`` means decider table; what contradicts is left for the sweep's checks."""
+    implied = "fraction" if x is not None else "table" if table is not None else None
+    return {"decider": decider or implied, "x": x, "table": table}
 
 
 def _list(text: str | None) -> str | list[str] | None:

@@ -39,7 +39,7 @@ class SweepProgress:
             self._console.print(f"{n_finished:,} of {n_points:,} points were there already and are kept")
         if self._console.is_terminal and n_finished < n_points:
             self._bar = Progress(
-                TextColumn("points"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+                TextColumn("points"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
                 TimeRemainingColumn(), TextColumn("{task.fields[told]}"), console=self._console,
             )  # fmt: skip
             self._task = self._bar.add_task("points", total=n_points, completed=n_finished, told="")
@@ -49,7 +49,7 @@ class SweepProgress:
         self._n_done += 1
         self._n_turns += n_turns
         self._n_ok += n_ok
-        told = f"{self._n_turns:,} turns, {self._n_turns - self._n_ok:,} failed; last {point.topology} at QPS {point.qps:g}"
+        told = f"{self._n_turns:,} turns, {self._n_turns - self._n_ok:,} failed"
         if self._bar is not None:
             self._bar.update(self._task, completed=self._n_done, told=told)
         elif not self._console.is_terminal and time.monotonic() - self._last_line_s >= LINE_INTERVAL_S:

@@ -3,6 +3,7 @@
 ::
 
     PpdBenchError (1)
+    ├── Interrupted (130)          stopped by Ctrl-C
     ├── SpecError (2)              a sweep, workload or argument that cannot be used
     ├── EngineError (3)            engines that cannot be launched or have died
     │   ├── LaunchError
@@ -27,6 +28,12 @@ class PpdBenchError(Exception):
     """Base of every error that a user can cause or meet; ``exit_code`` is the process' exit status."""
 
     exit_code = 1
+
+
+class Interrupted(PpdBenchError):
+    """Ctrl-C during a verb that can go on later."""
+
+    exit_code = 130
 
 
 class SpecError(PpdBenchError):

@@ -54,7 +54,9 @@ class RequestRecord:
     itl_p99_s: float | None = column("s", "99th percentile gap")
     itl_max_s: float | None = column("s", "largest gap")
     itl_s: list[float] | None = column("s", "all gaps, where they were kept (live, or --token-gaps)")
-    prefill_cached_tokens: int | None = column("tokens", "prompt tokens found in P's prefix cache; null without a P leg")
+    prefill_cached_tokens: int | None = column(
+        "tokens", "prompt tokens found in P's prefix cache; null without a P leg"
+    )
     cached_tokens: int | None = column("tokens", "prompt tokens found in the generating worker's own prefix cache")
     transferred_tokens: int | None = column("tokens", "prompt tokens whose KV was pulled or pushed from P")
     transfer_bytes: int | None = column("bytes", "KV bytes moved for this turn")

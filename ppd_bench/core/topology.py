@@ -90,9 +90,7 @@ class Topology:
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
         """All workers, R first, then P, D, pD, with consecutive GPU ids."""
-        letters = (
-            ["R"] * self.n_replica + ["P"] * self.n_prefill + ["D"] * self.n_decode + ["pD"] * self.n_decode_local
-        )
+        letters = ["R"] * self.n_replica + ["P"] * self.n_prefill + ["D"] * self.n_decode + ["pD"] * self.n_decode_local
         seen: dict[str, int] = {}
         workers = []
         for index, role in enumerate(letters):

@@ -104,8 +104,6 @@ KINDS: dict[str, Mark] = {
 }
 """Baselines first, then D-local capable kinds."""
 
-LOCAL_CAPABLE = frozenset({"partial", "x1", "hybrid_local"})
-
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     """Run a figure function under ``RC`` and fix its layout, so that saving twice lays out once."""

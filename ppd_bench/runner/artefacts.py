@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ppd_bench.analysis.compile_table import MAX_UNKNOWN_RATIO, compile_table
 from ppd_bench.analysis.pairing import pair_arms
@@ -17,6 +17,9 @@ from ppd_bench.runner.runs import Run
 from ppd_bench.runner.summaries import stored_deltas, summaries_of
 from ppd_bench.store import layout
 from ppd_bench.store.atomic import write_bytes
+
+if TYPE_CHECKING:
+    from ppd_bench.report.plots import Plot  # matplotlib takes a second; only verbs that draw should pay for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +94,27 @@ def weak_tables(paths: Sequence[Path]) -> list[str]:
     return warnings
 
 
-def write_plots(run: Run, out: Path | None = None) -> list[Path]:
-    """The standard plots as PNG and SVG. Returns their paths."""
+def draw_plots(run: Run) -> list[Plot]:
+    """The standard plots of a run, to be saved, shown on the page, or both."""
     from ppd_bench.report.findings import find
     from ppd_bench.report.plots import standard_plots
+
+    found = find(summaries_of(run), success_bound=run.spec.success_bound_ratio)
+    return standard_plots(found, table_texts(run), run_name=run.manifest.name)
+
+
+def write_plots(run: Run, out: Path | None = None, plots: Sequence[Plot] | None = None) -> list[Path]:
+    """The standard plots as PNG and SVG; ``plots`` null draws them. Returns their paths."""
     from ppd_bench.report.style import save
 
     folder = out or run.path / layout.PLOTS
     folder.mkdir(parents=True, exist_ok=True)
-    found = find(summaries_of(run), success_bound=run.spec.success_bound_ratio)
-    paths: list[Path] = []
-    for plot in standard_plots(found, table_texts(run), run_name=run.manifest.name):
-        paths += save(plot.figure, folder / plot.name)
-    return paths
+    drawn = draw_plots(run) if plots is None else plots
+    return [path for plot in drawn for path in save(plot.figure, folder / plot.name)]
 
 
-def write_report(run: Run, out: Path | None = None) -> Path:
-    """The one-page HTML report. Returns its path."""
+def write_report(run: Run, out: Path | None = None, plots: Sequence[Plot] | None = None) -> Path:
+    """The one-page HTML report; ``plots`` null draws them. Returns its path."""
     from ppd_bench.report.page import ReportInput, render_page
 
     summaries = summaries_of(run)
@@ -120,6 +127,7 @@ def write_report(run: Run, out: Path | None = None) -> Path:
             deltas=stored_deltas(run),
             tables=table_texts(run),
             published=published_comparison(run, summaries),
+            plots=plots,
             success_bound=run.spec.success_bound_ratio,
         )
     )
@@ -127,14 +135,3 @@ def write_report(run: Run, out: Path | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, html.encode())
     return path
-
-
-def copy_reference(run: Run, out: Path) -> None:
-    """What is small and worth committing of a run: everything but records."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name in (layout.MANIFEST, layout.SUMMARIES, layout.DELTAS, layout.REPORT):
-        if (run.path / name).exists():
-            shutil.copy2(run.path / name, out / name)
-    for folder in (layout.TABLES, layout.PLOTS):
-        if (run.path / folder).exists():
-            shutil.copytree(run.path / folder, out / folder, dirs_exist_ok=True)

@@ -17,7 +17,14 @@ from ppd_bench.core.topology import parse_topology
 from ppd_bench.policy.deciders import DECIDERS
 from ppd_bench.policy.placements import PLACEMENTS
 from ppd_bench.policy.table import DecisionTable
-from ppd_bench.runner.artefacts import TableOptions, weak_tables, write_plots, write_report, write_tables
+from ppd_bench.runner.artefacts import (
+    TableOptions,
+    draw_plots,
+    weak_tables,
+    write_plots,
+    write_report,
+    write_tables,
+)
 from ppd_bench.runner.executors import Choice, choose_executor
 from ppd_bench.runner.pool import simulated
 from ppd_bench.runner.runs import open_run, stored_spec
@@ -153,9 +160,10 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
         else:
             warnings.append("no decision table: the sweep has no layout with both an all-D and an all-pD configuration")
         listener.stage("Drawing plots")
-        artefacts += write_plots(run)
+        plots = draw_plots(run)
+        artefacts += write_plots(run, plots=plots)
         listener.stage("Writing the report")
-        artefacts.append(write_report(run))
+        artefacts.append(write_report(run, plots=plots))
     return Outcome(folder=prepared.folder, artefacts=tuple(artefacts), notice=notice, warnings=tuple(warnings))
 
 

@@ -112,8 +112,17 @@ def test_help_of_every_verb_names_its_options_and_imports_nothing_heavy(tmp_path
 
 
 def test_completion_can_be_installed(tmp_path: Path) -> None:
-    environment = {**os.environ, "_PPD_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": "ppd-bench re", "COMP_CWORD": "1"}
-    program = [sys.executable, "-c", "import sys; sys.argv[0] = 'ppd-bench'\nfrom ppd_bench.cli.main import main; main()"]
+    environment = {
+        **os.environ,
+        "_PPD_BENCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": "ppd-bench re",
+        "COMP_CWORD": "1",
+    }
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'ppd-bench'\nfrom ppd_bench.cli.main import main; main()",
+    ]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout.split() == ["report", "reproduce"]
 

@@ -21,10 +21,11 @@ from ppd_bench.report.findings import GOALS, find, pareto_panels
 from ppd_bench.report.load_plot import METRICS, figure_load, load_groups, load_values
 from ppd_bench.report.pareto_plot import figure_pareto, nearest_levels
 from ppd_bench.report.plots import Plot, loads, pareto, winners
-from ppd_bench.report.style import KINDS, LOCAL_CAPABLE, MIN_FONT_PT, Mark, png_bytes, save, styled, svg_text
+from ppd_bench.report.style import KINDS, MIN_FONT_PT, Mark, png_bytes, save, styled, svg_text
 from ppd_bench.report.winner_plot import figure_winners
 
 Build = Callable[..., pd.DataFrame]
+LOCAL_CAPABLE = {"partial", "x1", "hybrid_local"}
 TITLES = {name: goal.title for name, goal in GOALS.items()}
 
 

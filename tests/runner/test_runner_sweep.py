@@ -120,7 +120,13 @@ def test_request_level_x_is_realised_and_recorded(small_file, tmp_path, quiet) -
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_runs(small_file, tmp_path) -> None:
     with pytest.raises(SpecError, match=r"leaves room for 0 KV tokens"):
-        prepare(request(small_file, tmp_path / "run", overrides={"model": "qwen3-30b-a3b", "engine": {"gpu_memory_utilization": 0.7}}))  # noqa: E501
+        prepare(
+            request(
+                small_file,
+                tmp_path / "run",
+                overrides={"model": "qwen3-30b-a3b", "engine": {"gpu_memory_utilization": 0.7}},
+            )
+        )
     assert not (tmp_path / "run").exists()
 
 

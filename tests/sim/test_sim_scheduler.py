@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sim_points import LLAMA, constant_cost, drive, make_seq, make_worker
+
 from ppd_bench.sim.profile import find_hardware, roofline
 from ppd_bench.sim.worker import DECODING, HELD, PULL, WAITING, Seq
-from sim_points import LLAMA, constant_cost, drive, make_seq, make_worker
 
 ONE_SECOND = constant_cost(1.0)
 LENGTHS = st.tuples(st.integers(1, 300), st.integers(1, 40), st.floats(0.0, 20.0))

@@ -11,7 +11,5 @@ PROFILE = HardwareProfile(
     weight_bandwidth_ratio=0.5,
     kv_bandwidth_ratio=0.5,
     kv_link_bytes_per_s=1e9,
-    source=(
-        "rough figures of one small x86-64 virtual machine with AVX2; for path tests only"
-    ),
+    source=("rough figures of one small x86-64 virtual machine with AVX2; for path tests only"),
 )
