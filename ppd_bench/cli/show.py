@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from ppd_bench.analysis.compile_table import CellChange
 from ppd_bench.core.topology import PAPER_TOPOLOGIES, parse_topology
-from ppd_bench.core.workload import WorkloadSpec
-from ppd_bench.policy.table import Cell, DecisionTable
-from ppd_bench.runner.plan import Plan
-from ppd_bench.runner.reproduce import Constant
+
+if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pandas
+    import pandas as pd
+
+    from ppd_bench.analysis.compile_table import CellChange
+    from ppd_bench.core.workload import WorkloadSpec
+    from ppd_bench.policy.table import Cell, DecisionTable
+    from ppd_bench.runner.plan import Plan
+    from ppd_bench.runner.reproduce import Constant
 
 
 def print_rows(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

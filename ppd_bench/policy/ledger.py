@@ -92,12 +92,12 @@ class Ledger:
             n_first_legs=tuple(self._n_first_legs),
             kv_usage_ratio=tuple(self._kv_usage),
             session_rps=self._session_rps(now_s),
-            session=self._session_view(session_id),
+            session=self._session_view(session_id, now_s),
         )
 
-    def _session_view(self, session_id: str) -> SessionView | None:
+    def _session_view(self, session_id: str, now_s: float) -> SessionView | None:
         session = self._sessions.get(session_id)
-        if session is None or session.n_finished == 0:
+        if session is None or session.n_finished == 0 or self._is_over(session, now_s):
             return None
         known = session.known_tokens
         return SessionView(
@@ -140,14 +140,19 @@ class Ledger:
 
     def _touch(self, session_id: str, now_s: float) -> _Session:
         """The session, moved to the young end of the table; the oldest leave when their time is over."""
-        session = self._sessions.pop(session_id, None) or _Session(now_s)
+        session = self._sessions.pop(session_id, None)
+        if session is None or self._is_over(session, now_s):
+            session = _Session(now_s)
         session.last_s = now_s
         self._sessions[session_id] = session
         while (oldest := next(iter(self._sessions))) != session_id:
-            if self._sessions[oldest].last_s > now_s - self._session_ttl_s:
+            if not self._is_over(self._sessions[oldest], now_s):
                 break
             del self._sessions[oldest]
         return session
+
+    def _is_over(self, session: _Session, now_s: float) -> bool:
+        return session.last_s <= now_s - self._session_ttl_s
 
     def _on_prefill_done(self, event: PrefillDone) -> None:
         inflight = self._inflight.get(event.request_id)

@@ -21,8 +21,8 @@ DELTA_UNITS = {
 }
 SUMMARY_COLUMNS = (
     "point_id", "session_id", "turn", "context_tokens", "input_tokens", "output_tokens", "generated_tokens", "route",
-    "scheduled_s", "sent_s", "first_token_s", "last_token_s", "end_s", "itl_count", "itl_mean_s", "itl_max_s", "prefill_cached_tokens",
-    "cached_tokens", "transferred_tokens", "transfer_bytes", "n_preemptions", "status",
+    "scheduled_s", "sent_s", "first_token_s", "last_token_s", "end_s", "itl_count", "itl_mean_s", "itl_max_s",
+    "prefill_cached_tokens", "cached_tokens", "transferred_tokens", "transfer_bytes", "n_preemptions", "status",
 )  # fmt: skip
 """Record columns that summaries and deltas need."""
 

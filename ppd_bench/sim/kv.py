@@ -182,12 +182,16 @@ class KvPool:
         idle = 0
         held = 0
         for run in self._by_start.values():
-            assert run.length > 0 and run.n_refs >= 0 and self._by_start[run.start] is run
+            assert run.length > 0
+            assert run.n_refs >= 0
+            assert self._by_start[run.start] is run
             assert run.parent is None or run.parent.n_refs >= run.n_refs
             assert (run in self._lru) == (run.n_refs == 0)
             idle += run.length if run.n_refs == 0 else 0
             held += run.length if run.n_refs else 0
-        assert idle == self.cached and self.free >= 0 and self.used >= held
+        assert idle == self.cached
+        assert self.free >= 0
+        assert self.used >= held
         seen: set[Run] = set()
         for run in self._lru:
             assert run.parent is None or run.parent not in seen, "a prefix would be evicted before its tail"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ class StepTable:
 
     def __post_init__(self) -> None:
         tokens = [t for t, _ in self.knots]
-        if len(tokens) < 2 or any(a >= b for a, b in zip(tokens, tokens[1:], strict=False)):
+        if len(tokens) < 2 or any(a >= b for a, b in itertools.pairwise(tokens)):
             raise SpecError(f"step table {self.name!r}: knots must be at least two, ascending in tokens")
         if min(s for _, s in self.knots) <= 0.0 or min(*self.decode, *self.prefill) < 0.0:
             raise SpecError(f"step table {self.name!r}: seconds must be positive and coefficients not negative")
