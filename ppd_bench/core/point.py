@@ -66,11 +66,13 @@ class SimSettings:
     """Named parameters of the simulator that a compute model misses (COST_MODEL.md, 'Overheads').
 
     ``cost_model``: ``auto`` takes the step table of (gpu, model) where there is one and the roofline otherwise.
+    ``step_table_json``: text of a user's own step surface (``sim.step_tables``), null for the built-in ones.
     ``receiver_cost_s``: hypothesis, seconds that a receiver of ``push_blocking`` spends on each transfer; default 0.
     ``activation_reserve_bytes``: fitted on the two KV capacities of COST_MODEL.md (H100 432,992 and H200 882,732 tokens at 0.9).
     """
 
     cost_model: str = "auto"
+    step_table_json: str | None = None
     step_overhead_s: float = 0.0012
     sequence_overhead_s: float = 7.5e-6
     visit_overhead_s: float = 0.015

@@ -109,7 +109,7 @@ def constants(run: Run) -> list[Constant]:
     """Every constant behind a simulated run. Nothing was fitted on Tables 1, 2 or 5 or on the 92.2 % figure."""
     sim, engine = run.spec.sim, run.spec.engine
     overhead = "COST_MODEL.md, Overheads"
-    table = step_table(run.spec.gpu, run.spec.model_profile, 1, sim.cost_model)
+    table = step_table(run.spec.gpu, run.spec.model_profile, 1, sim.cost_model, sim.step_table_json)
     if table is not None:
         kernels = Constant(name="step surface", value=f"{len(table.knots)} knots + 5 terms", source=table.source)
     else:

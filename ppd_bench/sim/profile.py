@@ -12,7 +12,7 @@ from ppd_bench.core.point import EngineSettings, Point, SimSettings, content_has
 from ppd_bench.core.profiles import HardwareProfile, ModelProfile
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.sim.cost import RooflineCost, StepCost, TableCost
-from ppd_bench.sim.step_tables import STEP_TABLES, StepTable
+from ppd_bench.sim.step_tables import STEP_TABLES, StepTable, parse_step_table
 
 SIM_VERSION = "sim-1"
 """Changes whenever the same point would give other numbers."""
@@ -37,11 +37,20 @@ def find_hardware(name: str) -> HardwareProfile:
     return HARDWARE[name]
 
 
-def step_table(point_gpu: str, model: ModelProfile, tensor_parallel_size: int, cost_model: str) -> StepTable | None:
+def step_table(
+    point_gpu: str,
+    model: ModelProfile,
+    tensor_parallel_size: int,
+    cost_model: str,
+    step_table_json: str | None = None,
+) -> StepTable | None:
     """The surface to use, or null for the roofline. ``table`` demands one; ``auto`` takes one where there is one.
 
-    A surface belongs to one model and one GPU without tensor parallelism.
+    ``step_table_json`` is a user's own surface and is used as it is. A built-in surface belongs to one model and one GPU
+    without tensor parallelism.
     """
+    if step_table_json is not None and cost_model != "roofline":
+        return parse_step_table(step_table_json, file="simulator.step_table")
     found = STEP_TABLES.get((point_gpu, model.name)) if tensor_parallel_size == 1 else None
     if MODELS.get(model.name) != model:
         found = None
@@ -51,9 +60,15 @@ def step_table(point_gpu: str, model: ModelProfile, tensor_parallel_size: int, c
     return None if cost_model == "roofline" else found
 
 
-def make_cost(hardware: HardwareProfile, model: ModelProfile, tensor_parallel_size: int, cost_model: str) -> StepCost:
+def make_cost(
+    hardware: HardwareProfile,
+    model: ModelProfile,
+    tensor_parallel_size: int,
+    cost_model: str,
+    step_table_json: str | None = None,
+) -> StepCost:
     """The cost model of one engine."""
-    table = step_table(hardware.name, model, tensor_parallel_size, cost_model)
+    table = step_table(hardware.name, model, tensor_parallel_size, cost_model, step_table_json)
     if table is not None:
         return TableCost(list(table.knots), table.decode, table.prefill)
     return roofline(hardware, model, tensor_parallel_size)
@@ -120,7 +135,7 @@ def check_fits(
     for degree in sorted({parse_topology(name).tensor_parallel_size for name in topologies}):
         try:
             kv_capacity_blocks(find_hardware(gpu), model, engine, sim, degree)
-            step_table(gpu, model, degree, sim.cost_model)
+            step_table(gpu, model, degree, sim.cost_model, sim.step_table_json)
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -129,7 +144,7 @@ def check_fits(
 
 def profile_hash(gpu: str, model: ModelProfile, sim: SimSettings) -> str:
     """Identity of everything but the point's own fields that a simulated number depends on."""
-    table = step_table(gpu, model, 1, sim.cost_model if sim.cost_model != "table" else "auto")
+    table = step_table(gpu, model, 1, sim.cost_model if sim.cost_model != "table" else "auto", sim.step_table_json)
     content = {
         "version": SIM_VERSION,
         "hardware": dataclasses.asdict(find_hardware(gpu)),

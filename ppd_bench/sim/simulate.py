@@ -94,7 +94,7 @@ def _workers(
     point: Point, topology: Topology, hardware: HardwareProfile, model: ModelProfile, sim: SimSettings, stretch_cap: int
 ) -> list[Worker]:
     engine = point.engine
-    cost = make_cost(hardware, model, topology.tensor_parallel_size, sim.cost_model)
+    cost = make_cost(hardware, model, topology.tensor_parallel_size, sim.cost_model, sim.step_table_json)
     n_blocks = kv_capacity_blocks(hardware, model, engine, sim, topology.tensor_parallel_size)
     return [
         Worker(

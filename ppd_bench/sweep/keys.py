@@ -82,9 +82,10 @@ class EngineKeys(StrictKeys):
 
 
 class SimulatorKeys(StrictKeys):
-    """``simulator``: core.point.SimSettings, but for the profile's hash."""
+    """``simulator``: core.point.SimSettings, but for the profile's hash; ``step_table`` is read from its file."""
 
     cost_model: Literal["auto", "roofline", "table"] = _key("auto, roofline, table")
+    step_table: Text | None = _key("null, or the path of a step table (JSON; see ppd_bench/sim/step_tables)")
     step_overhead_s: Duration = _key(DURATION, alias="step_overhead")
     sequence_overhead_s: Duration = _key(DURATION, alias="sequence_overhead")
     visit_overhead_s: Duration = _key(DURATION, alias="visit_overhead")

@@ -13,6 +13,7 @@ from ppd_bench.core.point import Params, PlacementSpec, PolicySpec
 from ppd_bench.sweep.keys import PlacementKeys, PolicyKeys
 from ppd_bench.sweep.names import resolve_name
 from ppd_bench.workload.strict_model import Origin
+from ppd_bench.workload.strict_yaml import Loc
 
 PARAM_ALLOWED = "a finite number, text, true, false"
 
@@ -78,13 +79,18 @@ def _table_json(path: str | None, decider: str, origin: Origin) -> tuple[str | N
         return None, [origin.line(loc, what, "the path of a table.json, with decider 'table' only")]
     if path is None:
         return None, []
+    return read_text(path, loc, "the path of a table.json that build-table wrote", origin)
+
+
+def read_text(path: str, loc: Loc, allowed: str, origin: Origin) -> tuple[str | None, list[str]]:
+    """A file that a key names, and what is wrong with it."""
     try:
         return Path(path).read_text(encoding="utf-8"), []
     except OSError as error:
         what = f"{path} cannot be read ({error.strerror})"
     except UnicodeDecodeError:
         what = f"{path} is not UTF-8 text"
-    return None, [origin.line(loc, what, "the path of a table.json that build-table wrote")]
+    return None, [origin.line(loc, what, allowed)]
 
 
 def _x_problems(params: Mapping[str, object], origin: Origin) -> list[str]:

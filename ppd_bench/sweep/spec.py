@@ -18,9 +18,9 @@ from ppd_bench.core.slo import SLO
 from ppd_bench.core.topology import PAPER_TOPOLOGIES, Topology
 from ppd_bench.core.workload import WorkloadSpec
 from ppd_bench.sweep.checks import Finding, engine_findings, topology_findings
-from ppd_bench.sweep.keys import REQUIRED, PlacementKeys, PolicyKeys, SweepKeys
+from ppd_bench.sweep.keys import REQUIRED, PlacementKeys, PolicyKeys, SimulatorKeys, SweepKeys
 from ppd_bench.sweep.names import rate_of, resolve_list, resolve_model, resolve_name, topology_of, workload_of
-from ppd_bench.sweep.routing import Known, placement_of, policy_of
+from ppd_bench.sweep.routing import Known, placement_of, policy_of, read_text
 from ppd_bench.workload.library import PAPER_WORKLOADS
 from ppd_bench.workload.strict_model import Origin, StrictKeys, model_keys, problems_of, without_bad_keys
 from ppd_bench.workload.strict_yaml import Loc, read_mapping
@@ -128,6 +128,7 @@ class _Parts:
     policy: PolicySpec
     placement: PlacementSpec
     engine: EngineSettings
+    sim: SimSettings
 
 
 def _merge(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[Loc]]:
@@ -175,6 +176,7 @@ def _resolve(keys: SweepKeys, problems: _Problems, known: Known) -> _Parts:
         policy=take(policy_of(keys.policy or PolicyKeys(), known, origin)),
         placement=take(placement_of(keys.placement or PlacementKeys(), known, origin)),
         engine=EngineSettings(**_given(keys.engine)),
+        sim=take(_sim_of(keys.simulator, origin)),
     )
     problems.add(topology_findings(parts.topologies, keys.gpus, parts.model))
     problems.add(engine_findings(parts.engine, parts.workloads, parts.model))
@@ -203,11 +205,20 @@ def _assemble(keys: SweepKeys, parts: _Parts) -> SweepSpec:
         policy=parts.policy,
         placement=parts.placement,
         engine=parts.engine,
-        sim=SimSettings(**_given(keys.simulator)),
+        sim=parts.sim,
         slo=SLO(**_given(keys.slo)),
         success_bound_ratio=keys.success_bound,
         token_gaps=keys.token_gaps,
     )
+
+
+def _sim_of(keys: SimulatorKeys | None, origin: Origin) -> tuple[SimSettings, list[str]]:
+    given = _given(keys)
+    path = given.pop("step_table", None)
+    if path is None:
+        return SimSettings(**given), []
+    text, problems = read_text(path, ("simulator", "step_table"), "the path of a step table in JSON", origin)
+    return SimSettings(**given, step_table_json=text), problems
 
 
 def _given(section: StrictKeys | None) -> dict[str, Any]:

@@ -130,6 +130,27 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_runs(small_file, t
     assert not (tmp_path / "run").exists()
 
 
+def test_a_step_table_of_ones_own_replaces_the_built_in_one_and_a_bad_one_is_refused(
+    small_file, tmp_path, quiet
+) -> None:
+    table = tmp_path / "steps.json"
+    slow = {"name": "slow", "source": "made up", "knots": [[1, 0.1], [8192, 0.1]], "decode": [0, 0, 0], "prefill": [0, 0]}
+    table.write_text(json.dumps(slow))
+    overrides = {"simulator": {"step_table": str(table)}, "topologies": ["4R"], "workloads": ["small_tiny"], "qps": [1]}
+    prepared = prepare(request(small_file, tmp_path / "run", overrides=overrides))
+    run_sweep(prepared, quiet)
+    summaries = summaries_of(open_run(tmp_path / "run"))
+    # every step takes 100 ms of kernel, 1.2 ms of overhead and 7.5 us per sequence
+    assert summaries["tpot_mean_s"].between(0.1012074, 0.10125).all()
+    assert prepared.stored["profile_hash"] != prepare(request(small_file, tmp_path / "x")).stored["profile_hash"]
+    table.write_text(json.dumps({**slow, "knots": [[2, 0.1], [1, 0.1]]}))
+    with pytest.raises(SpecError, match="ascending"):
+        prepare(request(small_file, tmp_path / "bad", overrides=overrides))
+    table.write_text("{}")
+    with pytest.raises(SpecError, match="needed keys"):
+        prepare(request(small_file, tmp_path / "bad", overrides=overrides))
+
+
 def test_auto_means_simulated_without_gpus_and_live_with_them() -> None:
     assert choose_executor("auto", lambda: ()).executor == "sim"
     assert choose_executor("sim", lambda: ("GPU 0",)).executor == "sim"
