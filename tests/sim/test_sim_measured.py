@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -93,8 +92,8 @@ def loss(efficiencies: tuple[float, ...], sessions: list[Session], truth: Figure
 
 
 @pytest.fixture(scope="module")
-def profile_figures(measured: tuple[list[Session], Figures]) -> Iterator[Figures]:
-    yield simulated(measured[0], tuple(getattr(GPU, name) for name in FITTED))
+def profile_figures(measured: tuple[list[Session], Figures]) -> Figures:
+    return simulated(measured[0], tuple(getattr(GPU, name) for name in FITTED))
 
 
 def test_the_held_out_half_is_predicted_within_two_percent(
@@ -118,7 +117,9 @@ def test_single_requests_of_the_held_out_half_are_near_too(
 ) -> None:
     """Not only their mean: half of the requests within 2 % in TPOT and E2E, nine in ten within 5 %."""
     each = np.abs(profile_figures[HALF:] / measured[1][HALF:] - 1)
-    print(f"\nheld out, per request: median {np.median(each, axis=0)}, p90 {np.quantile(each, 0.9, axis=0)} (TTFT, TPOT, E2E)")
+    print(
+        f"\nheld out, per request: median {np.median(each, axis=0)}, p90 {np.quantile(each, 0.9, axis=0)} (TTFT, TPOT, E2E)"
+    )
     assert (np.median(each, axis=0)[1:] < 0.02).all()
     assert (np.quantile(each, 0.9, axis=0)[1:] < 0.05).all()
 

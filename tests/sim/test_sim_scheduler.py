@@ -163,7 +163,9 @@ def test_a_prompt_that_is_cached_completely_still_computes_a_token() -> None:
     assert (first.hit_tokens, second.hit_tokens) == (0, 48)
 
 
-@pytest.mark.parametrize(("prompt", "hit", "chunk"), [(48, 32, 16), (49, 48, 1), (63, 48, 15), (80, 64, 16), (100, 80, 20)])
+@pytest.mark.parametrize(
+    ("prompt", "hit", "chunk"), [(48, 32, 16), (49, 48, 1), (63, 48, 15), (80, 64, 16), (100, 80, 20)]
+)
 def test_what_a_sequence_decoded_is_found_down_to_the_last_full_block(prompt: int, hit: int, chunk: int) -> None:
     """64 + 20 tokens leave 83 in KV (the last one sampled is not): five full blocks."""
     worker = make_worker(ONE_SECOND, cap=1)
@@ -236,3 +238,25 @@ def test_an_aborted_waiting_request_leaves_at_once() -> None:
     worker.start(0.0)
     assert not worker.abort(seqs[1])
     assert list(worker.waiting) == [seqs[2]]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_step_that_preempts_admits_nobody_while_others_run(caching: bool) -> None:
+    """As in vLLM: blocks that were just taken from one are not given to the next in line, nor back to it."""
+    worker = make_worker(ONE_SECOND, n_blocks=14, block_size=4, budget=8, caching=caching, cap=1)
+    for i in range(6):
+        worker.add(make_seq(i, 5 + i, 20))
+    now_s, n_preempting, n_ended = 0.0, 0, 0
+    while True:
+        before, running = worker.n_preempted, set(worker.running)
+        if not worker.start(now_s):
+            break
+        if worker.n_preempted > before and worker._n_decoding:
+            n_preempting += 1
+            assert set(worker.running) < running
+        now_s = worker.busy_until_s
+        for seq in worker.finish_step():
+            worker.release(seq)
+            n_ended += 1
+    assert n_preempting >= 2
+    assert n_ended == 6

@@ -50,9 +50,7 @@ def test_it_does_so_too_where_events_of_all_kinds_fall_on_the_same_instant(case:
 
 
 @pytest.mark.parametrize("handoff", ["push_blocking", "pull_async"])
-def test_the_comparison_covers_preemption_timeouts_and_eviction(
-    monkeypatch: pytest.MonkeyPatch, handoff: str
-) -> None:
+def test_the_comparison_covers_preemption_timeouts_and_eviction(monkeypatch: pytest.MonkeyPatch, handoff: str) -> None:
     """Not by luck of the draw: this case has all three, and the caps agree on it."""
     use_blocks(monkeypatch, 60)
     sessions = [session(f"s{i}", 0.05 * i, (150, 120), (60, 120)) for i in range(12)]

@@ -110,7 +110,9 @@ def _roofline_s(new: int, cached: int) -> float:
 
 
 def _roofline_decode_s(context: int) -> float:
-    return 2 * 7_504_658_432 / (3.35e12 * 0.73) + 131_072 * context / (3.35e12 * 0.9)  # batch one is never compute-bound
+    return 2 * 7_504_658_432 / (3.35e12 * 0.73) + 131_072 * context / (
+        3.35e12 * 0.9
+    )  # batch one is never compute-bound
 
 
 MODELS: dict[str, tuple[Step, Callable[[int], float]]] = {
@@ -134,7 +136,9 @@ def _turns(kind: str, topology: str, policy: str, handoff: str) -> list[dict[str
     return rows_of(to_columns(point, cluster, keep_gaps=False))
 
 
-def _assert_turn(row: dict[str, Any], ttft_s: float, prompt: int, output: int, decode_s: Callable[[int], float]) -> None:
+def _assert_turn(
+    row: dict[str, Any], ttft_s: float, prompt: int, output: int, decode_s: Callable[[int], float]
+) -> None:
     """TTFT as given; then token k + 1 is a decode step over prompt + k tokens."""
     rest_s = sum(decode_s(prompt + k) + OVERHEAD_S for k in range(1, output))
     assert row["first_token_s"] - row["sent_s"] == pytest.approx(ttft_s, rel=1e-9)
