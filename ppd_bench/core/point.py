@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ppd_bench.core.enums import Executor
@@ -84,9 +84,11 @@ class SimSettings:
     profile_hash: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One (configuration, workload, QPS, repeat) to run, with everything that can change its result.
+
+    Not slotted, so that its identities, which every room asks for, are computed once.
 
     ``qps`` is conversations per second; ``engine_version`` names the vLLM version or the simulator's version.
     ``sim`` is null for live points.
@@ -109,15 +111,15 @@ class Point:
     engine_version: str
     sim: SimSettings | None = None
 
-    @property
+    @cached_property
     def point_id(self) -> str:
         """16 hex digits of the SHA-256 of the canonical JSON."""
-        return content_hash(dataclasses.asdict(self))
+        return content_hash(plain(self))
 
-    @property
+    @cached_property
     def pair_key(self) -> str:
         """The same hash without what may differ between two arms or executors of one comparison."""
-        content = dataclasses.asdict(self)
+        content = plain(self)
         for name in ("topology", "policy", "placement", "executor", "engine_version", "sim"):
             del content[name]
         return content_hash(content)
@@ -127,6 +129,14 @@ class Point:
         """Request-level x asked for, where the decider is ``fraction``; else null (GLOSSARY: x)."""
         x = dict(self.policy.params).get("x")
         return float(x) if self.policy.decider == "fraction" and x is not None else None
+
+
+def plain(value: Any) -> Any:
+    """Frozen dataclasses and tuples as dictionaries and lists, for JSON; what ``dataclasses.asdict`` gives, without copies."""
+    names = getattr(value, "__dataclass_fields__", None)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def canonical_json(content: Any) -> str:

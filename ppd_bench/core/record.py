@@ -71,5 +71,6 @@ RECORD_FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Reques
 POINT_FIELDS: tuple[str, ...] = ("point_id", "executor", "topology", "workload", "qps", "repeat")
 """Columns that are constant within a point."""
 
-Columns = dict[str, list[Any]]
-"""Records of one point, by column: every name of ``RECORD_FIELDS`` to a list of equal length."""
+Columns = dict[str, Any]
+"""Records of one point, by column: every name of ``RECORD_FIELDS`` to a list of equal length, or, for columns of numbers, a
+numpy array whose NaN means null."""

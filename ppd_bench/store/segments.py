@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -163,8 +164,9 @@ def _set_aside(path: Path, error: StoreError) -> str:
     return f"{path}: {reason}; renamed to {aside.name}, and its points run again"
 
 
-def _array(field: pa.Field, lists: list[list[Any]]) -> pa.Array:
-    values = list(itertools.chain.from_iterable(lists))
+def _array(field: pa.Field, parts: list[Any]) -> pa.Array:
+    packed = all(isinstance(part, np.ndarray) for part in parts)
+    values = np.concatenate(parts) if packed else list(itertools.chain.from_iterable(parts))
     try:
         array = pa.array(values, type=field.type, from_pandas=True)
     except (pa.ArrowException, TypeError, OverflowError) as error:
