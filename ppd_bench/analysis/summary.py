@@ -5,8 +5,9 @@ Slices are ``all``, ``turn1`` and ``turn2plus``. Latencies are over ok turns; qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -75,6 +76,7 @@ def summarise(
     *,
     slo: SLO | None = None,
     send_lag_limit_s: float = SEND_LAG_LIMIT_S,
+    problems: Mapping[str, str] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Summaries with the columns ``SUMMARY_FIELDS``, sorted by the order of ``points``, then by slice.
 
@@ -84,13 +86,14 @@ def summarise(
     - ``span_s`` and ``throughput_tokens_per_s`` as in GLOSSARY: the span is the point's, in every slice. ``drain_s`` is
       the part of it after the arrival window.
     - ``realised_x_ratio``: share of the sent turn-2+ turns whose route was local (null for turn 1).
-    - ``goodput_rps`` is null without an SLO. ``valid`` is false where ``invalid_reasons`` says why.
+    - ``goodput_rps`` is null without an SLO. ``valid`` is false where ``invalid_reasons`` says why; ``problems`` are
+      reasons from outside the records, by point id (a path that is not proven, an engine that died).
     """
     static = pd.DataFrame([_labels_of(point) for point in points])
     turns = _Turns(records, static["point_id"], np.array([p.duration_s for p in points]), slo)
     frames = [static.assign(slice=name, **_figures(turns, _slice_rows(turns.turn, name))) for name in SLICES]
     summary = pd.concat(frames).sort_index(kind="stable").reset_index(drop=True)
-    return _with_validity(summary, send_lag_limit_s)[list(SUMMARY_FIELDS)]
+    return _with_validity(summary, send_lag_limit_s, problems)[list(SUMMARY_FIELDS)]
 
 
 def configuration_name(point: Point) -> str:
@@ -215,7 +218,7 @@ def _token_figures(turns: _Turns, keep: Flags, ok: Flags) -> dict[str, Floats | 
     }
 
 
-def _with_validity(summary: pd.DataFrame, send_lag_limit_s: float) -> pd.DataFrame:
+def _with_validity(summary: pd.DataFrame, send_lag_limit_s: float, problems: Mapping[str, str]) -> pd.DataFrame:
     point_lag = summary["send_lag_p99_s"].where(summary["slice"] == "all").groupby(summary["point_id"]).transform("max")
     checks = {
         "no turns": summary["n_scheduled"] == 0,
@@ -224,5 +227,8 @@ def _with_validity(summary: pd.DataFrame, send_lag_limit_s: float) -> pd.DataFra
         & (point_lag > send_lag_limit_s),
     }
     rows = zip(*(check.to_numpy() for check in checks.values()), strict=True)
-    reasons = ["; ".join(compress(checks, failed)) for failed in rows]
+    seen = [problems.get(point_id, "") for point_id in summary["point_id"]]
+    reasons = [
+        "; ".join(filter(None, (*compress(checks, failed), told))) for failed, told in zip(rows, seen, strict=True)
+    ]
     return summary.assign(valid=[not reason for reason in reasons], invalid_reasons=reasons)

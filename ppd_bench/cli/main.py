@@ -49,6 +49,12 @@ Names = Annotated[str | None, typer.Option(help="Comma-separated, or 'paper'; ov
 X = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Request-level x: share of follow-up turns prefilled on D.")
 ]
+Device = Annotated[str, typer.Option(help="cuda, or cpu: real engines on this machine's CPU, for proving paths.")]
+EnginePython = Annotated[
+    Path | None, typer.Option(help="Interpreter that has vLLM; default: the one that runs ppd-bench.")
+]
+ModelPath = Annotated[str | None, typer.Option(help="Folder or Hugging Face name of the weights that engines load.")]
+Endpoints = Annotated[Path | None, typer.Option(help="YAML of engines that run already; nothing is launched.")]
 Jobs = Annotated[int, typer.Option(min=0, help="Simulator processes; 0 means one per core.")]
 
 
@@ -69,6 +75,10 @@ def plan(
     qps: Annotated[str | None, typer.Option(help="Comma-separated conversations per second.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1)] = None,
     jobs: Jobs = 0,
+    commands: Annotated[bool, typer.Option("--commands", help="Print the engines' commands for every launch.")] = False,
+    device: Device = "cuda",
+    engine_python: EnginePython = None,
+    model_path: ModelPath = None,
 ) -> None:
     """What a sweep would cost: points, launches, GPU-seconds, wall time. Runs nothing."""
     from ppd_bench.cli.show import show_plan
@@ -80,6 +90,11 @@ def plan(
     request = SweepRequest(source="quick" if quick else sweep, overrides=overrides, n_processes=jobs)
     prepared, here = prepare_plan(request)
     show_plan(_console(), make_plan(prepared), here)
+    if commands:
+        from ppd_bench.runner.plan import launch_texts
+
+        for text in launch_texts(prepared.spec, _live(device, engine_python, model_path)):
+            typer.echo(text)
 
 
 @app.command()
@@ -109,6 +124,11 @@ def sweep(
         int | None, typer.Option(min=1, help="Repeats of every point, each with its own arrivals.")
     ] = None,
     token_gaps: Annotated[bool | None, typer.Option("--token-gaps", help="Keep every token gap (large).")] = None,
+    device: Device = "cuda",
+    engine_python: EnginePython = None,
+    model_path: ModelPath = None,
+    endpoints: Endpoints = None,
+    via: Annotated[str | None, typer.Option(help="Send everything through one router, http://HOST:PORT.")] = None,
     w_ttft: WTtft = 1.0,
     w_tpot: WTpot = 1.0,
     jobs: Jobs = 0,
@@ -127,6 +147,7 @@ def sweep(
     _run_sweep(SweepRequest(
         source="quick" if quick else sweep, overrides=overrides, name=name, out=out, n_processes=jobs,
         tables=TableOptions(w_ttft=w_ttft, w_tpot=w_tpot), with_report=report,
+        live=_live(device, engine_python, model_path, endpoints, via),
     ))  # fmt: skip
 
 
@@ -248,6 +269,41 @@ def table_diff(first: TableArg, second: TableArg) -> None:
 
 
 @app.command()
+def doctor(
+    topology: Annotated[str, typer.Argument(help="What is to be launched, such as 2P_2D.")] = "2P_2D",
+    device: Device = "cuda",
+    engine_python: EnginePython = None,
+    model_path: ModelPath = None,
+    endpoints: Endpoints = None,
+    clean: Annotated[bool, typer.Option("--clean", help="End engines that a killed ppd-bench left behind.")] = False,
+) -> None:
+    """Check this machine, or running engines, for what a live sweep needs. Exit code 3 when something would stop it."""
+    from ppd_bench.cli.show import show_findings
+    from ppd_bench.runner.doctor import examine
+
+    live = _live(device, engine_python, model_path, endpoints)
+    examination = examine(topology, live, clean=clean)
+    show_findings(_console(), examination)
+    examination.raise_for_errors()
+
+
+@app.command()
+def serve(
+    topology: Annotated[str, typer.Argument(help="Layout to launch, such as 2P_2D.")],
+    sweep: Annotated[str, typer.Option(help="Sweep whose model and engine settings to take.")] = "vllm-nixl",
+    device: Device = "cuda",
+    engine_python: EnginePython = None,
+    model_path: ModelPath = None,
+    out: Annotated[Path, typer.Option(help="Folder for logs and endpoints.yaml.")] = Path("results/serve"),
+) -> None:
+    """Launch a topology's engines and keep them up until Ctrl-C; writes an endpoints file for --endpoints."""
+    from ppd_bench.runner.serve import serve as run
+
+    console = _console()
+    run(topology, sweep, _live(device, engine_python, model_path), out, tell=console.print)
+
+
+@app.command()
 def topologies(
     names: Annotated[list[str] | None, typer.Argument(help="Names to explain; default: the paper's 17.")] = None,
 ) -> None:
@@ -275,6 +331,19 @@ def _policy(x: float | None, decider: str | None, table: str | None) -> dict[str
     """``--x`` means decider fraction, ``--table`` means decider table; what contradicts is left for the sweep's checks."""
     implied = "fraction" if x is not None else "table" if table is not None else None
     return {"decider": decider or implied, "x": x, "table": table}
+
+
+def _live(
+    device: str,
+    engine_python: Path | None,
+    model_path: str | None,
+    endpoints: Path | None = None,
+    via: str | None = None,
+) -> Any:
+    """Where engines come from, as the command line says."""
+    from ppd_bench.runner.live import live_options
+
+    return live_options(device, engine_python, model_path, endpoints, via)
 
 
 def _list(text: str | None) -> str | list[str] | None:

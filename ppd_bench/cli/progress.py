@@ -57,8 +57,11 @@ class SweepProgress:
             self._console.print(f"{self._n_done:,} of {self._n_points:,} points; {told}")
 
     def stage(self, text: str) -> None:
+        if self._bar is not None and self._n_done < self._n_points:
+            self._bar.console.print(text, markup=False)  # above the bar, which goes on
+            return
         self._stop()
-        self._console.print(f"{text} ...")
+        self._console.print(f"{text} ...", markup=False)
 
     def _stop(self) -> None:
         if self._bar is not None:

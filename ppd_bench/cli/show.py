@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pa
     from ppd_bench.analysis.compile_table import CellChange
     from ppd_bench.core.workload import WorkloadSpec
     from ppd_bench.policy.table import Cell, DecisionTable
+    from ppd_bench.runner.doctor import Examination
     from ppd_bench.runner.plan import Plan
     from ppd_bench.runner.reproduce import Constant
 
@@ -164,3 +165,12 @@ def show_constants(console: Console, constants: Sequence[Constant]) -> None:
     rows = [(c.name, c.value, c.source, c.fitted_on) for c in constants]
     print_rows(console, "Constants of the simulation", ("constant", "value", "source", "fitted on published"), rows)
     console.print("Held out (nothing fitted on them): Table 1, Table 2, Table 5 and the 92.2 % figure.")
+
+
+def show_findings(console: Console, examination: Examination) -> None:
+    """What doctor found, worst last."""
+    for ended in examination.ended:
+        console.print(f"ended an engine that a killed ppd-bench left behind: {ended}")
+    order = {"ok": 0, "warning": 1, "error": 2}
+    found = sorted(examination.findings, key=lambda finding: order[finding.level])
+    print_rows(console, "Checks", ("level", "what", "what to do"), [(f.level, f.what, f.advice) for f in found])

@@ -35,23 +35,24 @@ def visible_gpus() -> tuple[str, ...]:
     )
 
 
-def choose_executor(asked: str, gpus: Callable[[], tuple[str, ...]] = visible_gpus) -> Choice:
-    """``auto`` means live where GPUs are visible, else simulated.
+def choose_executor(
+    asked: str, *, engines_given: bool = False, gpus: Callable[[], tuple[str, ...]] = visible_gpus
+) -> Choice:
+    """``auto`` means live where GPUs are visible or engines were given (``--device cpu``, ``--endpoints``), else simulated.
 
     Raises:
-        LaunchError: live is asked for, or follows from visible GPUs, and cannot run.
+        LaunchError: live is asked for, and there is neither a GPU nor engines.
     """
     if asked == "sim":
         return Choice(executor=Executor.SIM, reason="asked for")
+    if engines_given:
+        return Choice(executor=Executor.LIVE, reason="engines were given on the command line")
     found = gpus()
-    if asked == "auto" and not found:
-        return Choice(executor=Executor.SIM, reason="no GPU is visible")
-    why = (
-        f"executor 'auto' means live here, since {len(found)} GPU(s) are visible"
-        if found
-        else "executor 'live' was asked for"
-    )
-    raise LaunchError(
-        f"{why}, but this version of ppd-bench cannot launch vLLM engines yet; "
-        "give --executor sim to run the same sweep on the simulator"
-    )
+    if found:
+        return Choice(executor=Executor.LIVE, reason=f"{len(found)} GPU(s) are visible")
+    if asked == "live":
+        raise LaunchError(
+            "executor 'live' was asked for, but no GPU is visible: give --device cpu (paths, not speed), --endpoints FILE "
+            "for engines that run elsewhere, or --executor sim to plan without engines"
+        )
+    return Choice(executor=Executor.SIM, reason="no GPU is visible")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ppd_bench.analysis.pairing import pair_arms
 from ppd_bench.core.enums import Executor
 from ppd_bench.core.point import Point
+from ppd_bench.core.record import Columns
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.policy.deciders import DECIDERS
 from ppd_bench.policy.placements import PLACEMENTS
@@ -25,7 +26,9 @@ from ppd_bench.runner.artefacts import (
     write_report,
     write_tables,
 )
-from ppd_bench.runner.executors import Choice, choose_executor
+from ppd_bench.runner.checks import record_checks, write_engine_metrics
+from ppd_bench.runner.executors import Choice, choose_executor, visible_gpus
+from ppd_bench.runner.live import LiveOptions, LiveTarget, Played, inspect_target, play_points
 from ppd_bench.runner.pool import simulated
 from ppd_bench.runner.runs import open_run, stored_spec
 from ppd_bench.runner.summaries import write_summaries
@@ -73,6 +76,7 @@ class SweepRequest:
     n_processes: int = 0
     tables: TableOptions = TableOptions()
     with_report: bool = True
+    live: LiveOptions = LiveOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,7 @@ class Prepared:
     stored: dict[str, Any]
     folder: Path
     name: str
+    target: LiveTarget | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +125,33 @@ def prepare(request: SweepRequest) -> Prepared:
         LaunchError: live is wanted and cannot run here.
     """
     spec, shown = load_spec(request.source, request.overrides)
-    choice = choose_executor(spec.executor)
-    check_fits(spec.gpu, spec.model_profile, spec.engine, spec.sim, spec.topologies)
+    choice = choose_executor(spec.executor, engines_given=request.live.given)
     _check_table(spec)
-    stored = stored_spec(spec, SIM_VERSION, profile_hash(spec.gpu, spec.model_profile, spec.sim))
-    points = expand(spec, executor=choice.executor, engine_version=SIM_VERSION, profile_hash=stored["profile_hash"])
-    name = request.name or f"{spec.name}-{choice.executor.value}"
-    folder = request.out or RESULTS / name
-    return Prepared(
-        request=request, spec=spec, shown=shown, choice=choice, points=points, stored=stored, folder=folder, name=name
+    target, stored = _identity(spec, choice, request.live)
+    points = expand(
+        spec, executor=choice.executor, engine_version=stored["engine_version"], profile_hash=stored["profile_hash"]
     )
+    name = request.name or f"{spec.name}-{choice.executor.value}"
+    return Prepared(
+        request=request,
+        spec=spec,
+        shown=shown,
+        choice=choice,
+        points=points,
+        stored=stored,
+        folder=request.out or RESULTS / name,
+        name=name,
+        target=target,
+    )
+
+
+def _identity(spec: SweepSpec, choice: Choice, options: LiveOptions) -> tuple[LiveTarget | None, dict[str, Any]]:
+    """What the numbers will be numbers of: the simulator's profile, or engines of a version."""
+    if choice.executor is Executor.SIM:
+        check_fits(spec.gpu, spec.model_profile, spec.engine, spec.sim, spec.topologies)
+        return None, stored_spec(spec, SIM_VERSION, profile_hash(spec.gpu, spec.model_profile, spec.sim))
+    target = inspect_target(options, spec)
+    return target, stored_spec(spec, target.engine_version, "")
 
 
 def _check_table(spec: SweepSpec) -> None:
@@ -149,7 +171,7 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
     notice = _run_points(prepared, listener)
     listener.stage("Summarising")
     run = open_run(prepared.folder)
-    artefacts = [write_summaries(run)]
+    artefacts = [write_summaries(run), *write_engine_metrics(run)]
     warnings: list[str] = []
     if prepared.request.with_report:
         listener.stage("Compiling decision tables")
@@ -182,14 +204,34 @@ def _run_points(prepared: Prepared, listener: Listener) -> str:
     with RunFolder.open(prepared.folder, manifest=manifest, points_order=order) as run:
         todo = [point for point, point_id in ids.items() if point_id not in run.finished]
         listener.started(len(order), len(order) - len(todo))
-        options = SimOptions(keep_gaps=prepared.spec.token_gaps)
-        n_processes = prepared.request.n_processes or os.cpu_count() or 1
-        for point, columns in simulated(todo, prepared.spec.model_profile, options, n_processes):
-            run.append(ids[point], columns)
-            listener.point_done(point, len(columns["status"]), columns["status"].count("ok"))
+        _play(prepared, run, todo, listener)
         listener.stage("Merging records")
         run.finalise()
         return run.notice
+
+
+def _play(prepared: Prepared, run: RunFolder, todo: list[Point], listener: Listener) -> None:
+    """Run the points on whatever the executor is, and store each as it ends."""
+
+    def store(point: Point, columns: Columns) -> None:
+        run.append(point.point_id, columns)
+        listener.point_done(point, len(columns["status"]), columns["status"].count("ok"))
+
+    def take(played: Played) -> None:
+        record_checks(prepared.folder, played)
+        store(played.point, played.columns)
+        run.flush()  # a live point took its time: it is not to be played again
+        if played.problems:
+            listener.stage(f"{played.point.topology} {played.point.workload.name} QPS {played.point.qps:g} is invalid: "
+                           + "; ".join(played.problems))  # fmt: skip
+
+    if prepared.target is not None:
+        play_points(prepared.target, prepared.spec, todo, prepared.folder, tell=listener.stage, take=take)
+        return
+    options = SimOptions(keep_gaps=prepared.spec.token_gaps)
+    n_processes = prepared.request.n_processes or os.cpu_count() or 1
+    for point, columns in simulated(todo, prepared.spec.model_profile, options, n_processes):
+        store(point, columns)
 
 
 def machine_description() -> dict[str, Any]:
@@ -199,6 +241,7 @@ def machine_description() -> dict[str, Any]:
         "architecture": platform.machine(),
         "n_cpus": os.cpu_count() or 0,
         "simulator_kernel": kernel_status(),
+        "gpus": list(visible_gpus()),
     }
 
 

@@ -71,7 +71,9 @@ def main() -> None:
         lengths = np.random.default_rng(0).integers(1, 5000, size=(N_TIMED, 3)).tolist()
         timed("table look-up, new lengths every time", lambda i: _look_up(table, lengths[i]))
         timed("table look-up, repeating lengths", lambda i: _look_up(table, lengths[i % 500]))
-        bench_policy(PolicySpec(decider="table", table_json=text), PlacementSpec(), options.sessions, table.domain.layout)
+        bench_policy(
+            PolicySpec(decider="table", table_json=text), PlacementSpec(), options.sessions, table.domain.layout
+        )
 
 
 def _look_up(table: DecisionTable, lengths: list[int]) -> None:

@@ -134,7 +134,13 @@ def test_a_step_table_of_ones_own_replaces_the_built_in_one_and_a_bad_one_is_ref
     small_file, tmp_path, quiet
 ) -> None:
     table = tmp_path / "steps.json"
-    slow = {"name": "slow", "source": "made up", "knots": [[1, 0.1], [8192, 0.1]], "decode": [0, 0, 0], "prefill": [0, 0]}
+    slow = {
+        "name": "slow",
+        "source": "made up",
+        "knots": [[1, 0.1], [8192, 0.1]],
+        "decode": [0, 0, 0],
+        "prefill": [0, 0],
+    }
     table.write_text(json.dumps(slow))
     overrides = {"simulator": {"step_table": str(table)}, "topologies": ["4R"], "workloads": ["small_tiny"], "qps": [1]}
     prepared = prepare(request(small_file, tmp_path / "run", overrides=overrides))
@@ -151,13 +157,19 @@ def test_a_step_table_of_ones_own_replaces_the_built_in_one_and_a_bad_one_is_ref
         prepare(request(small_file, tmp_path / "bad", overrides=overrides))
 
 
-def test_auto_means_simulated_without_gpus_and_live_with_them() -> None:
-    assert choose_executor("auto", lambda: ()).executor == "sim"
-    assert choose_executor("sim", lambda: ("GPU 0",)).executor == "sim"
-    for asked, gpus in (("auto", ("GPU 0", "GPU 1")), ("live", ())):
-        with pytest.raises(LaunchError, match="--executor sim") as caught:
-            choose_executor(asked, lambda gpus=gpus: gpus)
-        assert caught.value.exit_code == 3
+def test_auto_means_live_where_there_are_gpus_or_engines_and_simulated_elsewhere() -> None:
+    def nothing() -> tuple[str, ...]:
+        return ()
+
+    assert choose_executor("auto", gpus=nothing).executor == "sim"
+    assert choose_executor("auto", gpus=lambda: ("GPU 0", "GPU 1")).executor == "live"
+    assert choose_executor("sim", gpus=lambda: ("GPU 0",)).executor == "sim"
+    assert choose_executor("sim", engines_given=True, gpus=nothing).executor == "sim"
+    for asked in ("auto", "live"):
+        assert choose_executor(asked, engines_given=True, gpus=nothing).executor == "live"
+    with pytest.raises(LaunchError, match="--executor sim") as caught:
+        choose_executor("live", gpus=nothing)
+    assert caught.value.exit_code == 3
 
 
 def test_the_papers_plan_has_3060_points_and_7_launches() -> None:

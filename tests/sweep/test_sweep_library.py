@@ -73,7 +73,10 @@ def test_every_bundled_sweep_is_valid_and_named_as_its_file(bundled: Load) -> No
 
 def test_no_key_of_a_core_type_is_missing_from_a_sweep_file() -> None:
     assert set(EngineKeys.model_fields) == names_of(EngineSettings)
-    assert set(SimulatorKeys.model_fields) - {"step_table"} == names_of(SimSettings) - {"profile_hash", "step_table_json"}
+    assert set(SimulatorKeys.model_fields) - {"step_table"} == names_of(SimSettings) - {
+        "profile_hash",
+        "step_table_json",
+    }
     assert set(SloKeys.model_fields) == names_of(SLO)
     assert set(PlacementKeys.model_fields) == names_of(PlacementSpec) - {"params"}
 
