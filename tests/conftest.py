@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Shared cores pause at any moment: how long an example takes says nothing.
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -83,7 +83,7 @@ def compile_table(
         Weights(w_ttft=float(w_ttft), w_tpot=float(w_tpot)),
         Rules(success_bound=float(success_bound), fallback=fallback, max_unknown_ratio=float(max_unknown_ratio)),
     )
-    _check_settings(weights, rules)
+    check_settings(weights, rules)
     names = (pair[0].name, pair[1].name)
     ours = [p for p in points if p.topology in names and p.policy.decider == "node" and len(p.workload.turns) > 1]
     domain, axes = _domain_of(pair, ours), _axes_of(ours)
@@ -116,7 +116,7 @@ def reweighed(table: DecisionTable, w_ttft: float, w_tpot: float) -> DecisionTab
         SpecError: unusable weights.
     """
     weights = Weights(w_ttft=float(w_ttft), w_tpot=float(w_tpot))
-    _check_settings(weights, table.rules)
+    check_settings(weights, table.rules)
     judged = {
         (c.context, c.type, c.qps): _judge(c, weights, table.rules, table.domain) for c in table.cells if c.visited
     }
@@ -146,7 +146,12 @@ def _change(key: str, a: Cell | None, b: Cell | None) -> CellChange:
     )
 
 
-def _check_settings(weights: Weights, rules: Rules) -> None:
+def check_settings(weights: Weights, rules: Rules) -> None:
+    """Whether a table can be compiled with these.
+
+    Raises:
+        SpecError: every weight or bound that cannot be used.
+    """
     bounds = {"success_bound": rules.success_bound, "max_unknown_ratio": rules.max_unknown_ratio}
     problems = [
         f"{name} is {value}: a number from 0 to {MAX_WEIGHT:g} is needed"

@@ -58,7 +58,9 @@ def cell_values(summaries: pd.DataFrame, goal: Goal, *, success_bound: float = S
             raise SpecError(f"summaries of several values of {name} ({found}) cannot compete; pass one at a time")
     rows = summaries[summaries["slice"] == goal.slice]
     success = summaries.loc[summaries["slice"] == "all"].set_index("point_id")["success_ratio"]
-    rows = rows.assign(value=rows[goal.column].astype(float), success_ratio=rows["point_id"].map(success))
+    # Without rows pandas has no number to infer a type from.
+    reached = rows["point_id"].map(success).astype(float)
+    rows = rows.assign(value=rows[goal.column].astype(float), success_ratio=reached)
     keys = [*_CELL, "configuration", "topology", "category", "layout"]
     cells = rows.groupby(keys, sort=False).agg(
         value=("value", "mean"), success_ratio=("success_ratio", "mean"), valid=("valid", "all")

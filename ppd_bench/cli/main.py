@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +40,9 @@ TableArg = Annotated[
 OutOption = Annotated[Path | None, typer.Option(help="Where to write; default: inside the run folder.")]
 WTtft = Annotated[float, typer.Option(min=0.0, help="Weight of TTFT in Equation 1.")]
 WTpot = Annotated[float, typer.Option(min=0.0, help="Weight of TPOT in Equation 1.")]
+SweepWeight = Annotated[
+    float | None, typer.Option(min=0.0, help="Weight in Equation 1; default: that of the table that is there, else 1.")
+]
 SuccessBound = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Share of turns that must succeed for a side to count.")
 ]
@@ -55,6 +60,13 @@ EnginePython = Annotated[
 ]
 ModelPath = Annotated[str | None, typer.Option(help="Folder or Hugging Face name of the weights that engines load.")]
 Endpoints = Annotated[Path | None, typer.Option(help="YAML of engines that run already; nothing is launched.")]
+Handoff = Annotated[str | None, typer.Option(help="push_blocking (P2P NCCL) or pull_async (NIXL).")]
+Model = Annotated[str | None, typer.Option(help="Model profile, or a path to a Hugging Face config.json.")]
+Gpu = Annotated[str | None, typer.Option(help="GPU profile, such as h100-80g.")]
+Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs available.")]
+Duration = Annotated[str | None, typer.Option(help="Arrival window of a point, such as 10s.")]
+Timeout = Annotated[str | None, typer.Option(help="Per-turn time-out, such as 30s.")]
+ThinkTime = Annotated[str | None, typer.Option(help="Pause before a follow-up turn, such as 2s.")]
 Jobs = Annotated[int, typer.Option(min=0, help="Simulator processes; 0 means one per core.")]
 
 
@@ -73,6 +85,13 @@ def plan(
     topologies: Names = None,
     workloads: Names = None,
     qps: Annotated[str | None, typer.Option(help="Comma-separated conversations per second.")] = None,
+    handoff: Handoff = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    gpus: Gpus = None,
+    duration: Duration = None,
+    timeout: Timeout = None,
+    think_time: ThinkTime = None,
     repeats: Annotated[int | None, typer.Option(min=1)] = None,
     jobs: Jobs = 0,
     commands: Annotated[bool, typer.Option("--commands", help="Print the engines' commands for every launch.")] = False,
@@ -86,7 +105,10 @@ def plan(
     from ppd_bench.runner.plan import prepare_plan
     from ppd_bench.runner.sweep import SweepRequest
 
-    overrides = _overrides(executor=executor, topologies=topologies, workloads=workloads, qps=qps, repeats=repeats)
+    overrides = _overrides(
+        executor=executor, topologies=topologies, workloads=workloads, qps=qps, model=model, gpu=gpu, gpus=gpus,
+        duration=duration, timeout=timeout, think_time=think_time, repeats=repeats, engine={"handoff": handoff},
+    )  # fmt: skip
     request = SweepRequest(source="quick" if quick else sweep, overrides=overrides, n_processes=jobs)
     prepared, here = prepare_plan(request)
     show_plan(_console(), make_plan(prepared), here)
@@ -112,13 +134,16 @@ def sweep(
         str | None, typer.Option(help="Route decider: node, always_pd, always_local, threshold, table.")
     ] = None,
     table: Annotated[str | None, typer.Option(help="Decision table file, for --policy table.")] = None,
-    handoff: Annotated[str | None, typer.Option(help="push_blocking (P2P NCCL) or pull_async (NIXL).")] = None,
-    model: Annotated[str | None, typer.Option(help="Model profile, or a path to a Hugging Face config.json.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU profile, such as h100-80g.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs available.")] = None,
-    duration: Annotated[str | None, typer.Option(help="Arrival window of a point, such as 10s.")] = None,
-    timeout: Annotated[str | None, typer.Option(help="Per-turn time-out, such as 30s.")] = None,
-    think_time: Annotated[str | None, typer.Option(help="Pause before a follow-up turn, such as 2s.")] = None,
+    max_uncached_tokens: Annotated[
+        int | None, typer.Option(min=0, help="For --policy threshold: go local up to so many uncached tokens (512).")
+    ] = None,
+    handoff: Handoff = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    gpus: Gpus = None,
+    duration: Duration = None,
+    timeout: Timeout = None,
+    think_time: ThinkTime = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Repeats of every point, each with its own arrivals.")
@@ -129,8 +154,8 @@ def sweep(
     model_path: ModelPath = None,
     endpoints: Endpoints = None,
     via: Annotated[str | None, typer.Option(help="Send everything through one router, http://HOST:PORT.")] = None,
-    w_ttft: WTtft = 1.0,
-    w_tpot: WTpot = 1.0,
+    w_ttft: SweepWeight = None,
+    w_tpot: SweepWeight = None,
     jobs: Jobs = 0,
     report: Annotated[bool, typer.Option(help="Also write tables, plots and the page.")] = True,
 ) -> None:
@@ -139,7 +164,7 @@ def sweep(
         executor=executor, topologies=topologies, workloads=workloads, qps=qps, model=model, gpu=gpu, gpus=gpus,
         duration=duration, timeout=timeout, think_time=think_time, seed=seed, repeats=repeats, token_gaps=token_gaps,
         engine={"handoff": handoff},
-        policy=_policy(x, policy, table),
+        policy=_policy(x, policy, table, max_uncached_tokens),
     )  # fmt: skip
     from ppd_bench.runner.artefacts import TableOptions
     from ppd_bench.runner.sweep import SweepRequest
@@ -166,10 +191,19 @@ def _run_sweep(request: Any) -> None:
             raise Interrupted("stopped; finished points are kept: give the same command again to go on") from None
     if outcome.notice:
         console.print(outcome.notice)
-    for path in outcome.artefacts:
-        console.print(f"wrote {path}")
+    for line in _wrote(outcome.artefacts):
+        console.print(line)
     for warning in outcome.warnings:
         console.print(f"warning: {warning}")
+
+
+def _wrote(paths: Sequence[Path]) -> list[str]:
+    """Where artefacts are: one line each, and one line for a folder of many."""
+    many = [
+        folder for folder, n in Counter(path.parent for path in paths).items() if folder.name in ("plots", "tables")
+    ]
+    lines = [f"wrote {folder}/ ({sum(path.parent == folder for path in paths)} files)" for folder in many]
+    return [*lines, *(f"wrote {path}" for path in paths if path.parent not in many)]
 
 
 @app.command(name="build-table")
@@ -194,8 +228,12 @@ def build_table(
     console = _console()
     for line in [f"evidence: {opened.evidence}", *(f"wrote {path}" for path in paths)]:
         console.print(line)
-    for warning in artefacts.weak_tables(paths):
+    for warning in [*artefacts.weak_tables(paths), *artefacts.long_workloads(opened)]:
         console.print(f"warning: {warning}")
+    if out is None:
+        console.print(
+            f"plots and page show the earlier tables until 'ppd-bench report {run}' and 'plot' draw them anew"
+        )
 
 
 @app.command()
@@ -327,10 +365,11 @@ def _overrides(*, topologies: str | None, workloads: str | None, qps: str | None
     return {**others, "topologies": _list(topologies), "workloads": _list(workloads), "qps": _numbers(qps)}
 
 
-def _policy(x: float | None, decider: str | None, table: str | None) -> dict[str, Any]:
-    """``--x`` means decider fraction, ``--table`` means decider table; what contradicts is left for the sweep's checks."""
-    implied = "fraction" if x is not None else "table" if table is not None else None
-    return {"decider": decider or implied, "x": x, "table": table}
+def _policy(x: float | None, decider: str | None, table: str | None, tokens: int | None = None) -> dict[str, Any]:
+    """Each option implies its decider; what contradicts is left for the sweep's checks."""
+    given = (("fraction", x), ("table", table), ("threshold", tokens))
+    implied = next((name for name, value in given if value is not None), None)
+    return {"decider": decider or implied, "x": x, "table": table, "max_uncached_tokens": tokens}
 
 
 def _live(
@@ -354,7 +393,14 @@ def _numbers(text: str | None) -> list[float | str] | None:
     """Numbers where they are numbers; anything else is left for the sweep's checks to name."""
     if text is None:
         return None
-    return [float(part) if part.strip().replace(".", "", 1).isdigit() else part.strip() for part in text.split(",")]
+    return [_number(part.strip()) for part in text.split(",")]
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _console() -> Any:

@@ -61,7 +61,7 @@ class SweepProgress:
             self._bar.console.print(text, markup=False)  # above the bar, which goes on
             return
         self._stop()
-        self._console.print(f"{text} ...", markup=False)
+        self._console.print(text, markup=False)
 
     def _stop(self) -> None:
         if self._bar is not None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from ppd_bench.core.topology import PAPER_TOPOLOGIES, parse_topology
+from ppd_bench.core.errors import SpecError
+from ppd_bench.core.topology import PAPER_TOPOLOGIES, Topology, parse_topology
 
 if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pandas
     import pandas as pd
@@ -65,14 +66,27 @@ def show_plan(console: Console, plan: Plan, executor: str) -> None:
 def show_topologies(console: Console, names: Sequence[str]) -> None:
     """Configurations with their layout, class, node-level x and workers."""
     rows = []
-    for name in names or PAPER_TOPOLOGIES:
-        t = parse_topology(name)
+    for t in _parsed(names or PAPER_TOPOLOGIES):
         x = "" if t.node_x_ratio is None else f"{t.node_x_ratio:.2f}"
         workers = ", ".join(f"{w.worker_id}:{w.role}" for w in t.workers)
         rows.append((t.name, t.category, t.layout.name, x, f"{t.n_gpus}", workers))
     layouts = len({row[2] for row in rows})
     print_rows(console, f"{len(rows)} configurations, {layouts} layouts (launches)",
                ("name", "class", "layout", "node x", "GPUs", "workers (process:role)"), rows)  # fmt: skip
+
+
+def _parsed(names: Sequence[str]) -> list[Topology]:
+    """All of them, or one error that tells every mistake."""
+    topologies: list[Topology] = []
+    problems: list[str] = []
+    for name in names:
+        try:
+            topologies.append(parse_topology(name))
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return topologies
 
 
 def show_workloads(console: Console, workloads: Sequence[WorkloadSpec]) -> None:
@@ -127,14 +141,18 @@ def show_changes(console: Console, changes: Sequence[CellChange]) -> None:
     rows = [
         (
             c.key,
-            f"{c.decision_a} ({c.evidence_a})",
-            f"{c.decision_b} ({c.evidence_b})",
+            _answer(c.decision_a, c.evidence_a),
+            _answer(c.decision_b, c.evidence_b),
             _score(c.score_a),
             _score(c.score_b),
         )
         for c in changes
     ]
     print_rows(console, f"{len(changes)} cells differ", ("cell", "first", "second", "S first", "S second"), rows)
+
+
+def _answer(decision: str | None, evidence: str | None) -> str:
+    return "–" if decision is None else f"{decision} ({evidence})"
 
 
 def _score(value: float | None) -> str:

@@ -124,6 +124,15 @@ class Point:
             del content[name]
         return content_hash(content)
 
+    @cached_property
+    def decision_seed(self) -> int:
+        """Seed of hashed decisions: the same in every configuration of a (workload, QPS, repeat), another in each of those.
+
+        Conversations of different cells share their ids, so hashing ids with the sweep's seed alone would send the same
+        ones the same way in every cell, and a sample of cells would not average the luck of a few ids out.
+        """
+        return int(content_hash([self.seed, self.workload.name, self.qps, self.repeat]), 16) >> 1
+
     @property
     def request_x_ratio(self) -> float | None:
         """Request-level x asked for, where the decider is ``fraction``; else null (GLOSSARY: x)."""

@@ -98,6 +98,8 @@ class EventDecoder:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of every event that this piece completes."""
+        if not piece:  # it would make a cut between CR and LF forgotten
+            return []
         if not (self._rest or self._data or self._after_cr) and piece.startswith(b"data: ") and piece.endswith(b"\n\n"):
             body = piece[6:-2]
             if b"\n" not in body and b"\r" not in body:

@@ -89,7 +89,7 @@ async def play_point(
         LaunchError: no hand-off is known for the engines' connector.
     """
     topology = parse_topology(point.topology)
-    policy = make_policy(topology, point.policy, point.placement, point.seed)
+    policy = make_policy(topology, point.policy, point.placement, point.decision_seed)
     _check(point, target, policy, scrape)
     prompts = [new_ids(session, point_id=point.point_id, ids=settings.token_ids) for session in sessions]
     trips = [[Trip(turn=turn) for turn in session] for session in sessions]

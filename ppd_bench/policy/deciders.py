@@ -69,13 +69,12 @@ def _table(spec: PolicySpec, fleet: Fleet, seed: int) -> Decider:
     table = DecisionTable.from_json(spec.table_json)
 
     def decide(query: RouteQuery, view: RouterView, decode_worker: int) -> tuple[Route, str]:
-        cell = table.lookup(
-            context_tokens=query.context_tokens,
-            input_tokens=query.input_tokens,
-            output_tokens=round(expected_output_tokens(query, view)),
-            qps=view.session_rps,
-        )
-        return (Route.LOCAL if cell.decision == "local" else Route.PD), table.reason(cell)
+        asked = {"context_tokens": query.context_tokens, "input_tokens": query.input_tokens}
+        output_tokens = round(expected_output_tokens(query, view))
+        cell = table.lookup(**asked, output_tokens=output_tokens, qps=view.session_rps)
+        near = table.covers(**asked, output_tokens=output_tokens, qps=view.session_rps)
+        reason = table.reason(cell) if near else f"{table.reason(cell)} off-grid"
+        return (Route.LOCAL if cell.decision == "local" else Route.PD), reason
 
     return decide
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # 1.0 (2026-11-29): first version.
 SCHEMA_VERSION = "1.0"
 
+NEAR_FACTOR = 4
+"""How far from a cell's own lengths, and from the highest rate, a request still counts as seen."""
+
 Side = Literal["pd", "local"]
 Evidence = Literal["measured", "simulated", "extrapolated", "insufficient"]
 Rule = Literal["equation1", "x0_failed", "x1_failed", "both_failed", "undefined", "unvisited"]
@@ -165,6 +168,24 @@ class DecisionTable:
         axes = self.axes
         row = axes.context_index(context_tokens) * len(axes.types) + self._type_index(input_tokens, output_tokens)
         return self.cells[row * len(axes.qps) + axes.qps_index(qps)]
+
+    def covers(self, *, context_tokens: int, input_tokens: int, output_tokens: int, qps: float) -> bool:
+        """Whether a request is near anything that was measured; else its cell's answer is carried over from afar.
+
+        Near means: a context class that the grid visits, lengths within a factor of ``NEAR_FACTOR`` of the cell's type, and a
+        rate between zero and ``NEAR_FACTOR`` times the highest level.
+        """
+        cell = self.lookup(
+            context_tokens=context_tokens, input_tokens=input_tokens, output_tokens=output_tokens, qps=qps
+        )
+        kind = next(t for t in self.axes.types if t.name == cell.type)
+        lengths = ((input_tokens, kind.input_tokens), (output_tokens, kind.output_tokens))
+        return (
+            cell.visited
+            and context_tokens >= 0
+            and 0.0 <= qps <= NEAR_FACTOR * max(self.axes.qps)
+            and all(typical <= NEAR_FACTOR * n and n <= NEAR_FACTOR * typical for n, typical in lengths)
+        )
 
     def reason(self, cell: Cell) -> str:
         """What a decision says of itself (B29): table hash, cell, evidence and rule."""

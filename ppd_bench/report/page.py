@@ -75,7 +75,7 @@ def render_page(content: ReportInput) -> str:
         run_name=content.run_name,
         evidence=content.evidence,
         facts=_facts(found),
-        passages=in_words(found, content.deltas, tables),
+        passages=in_words(found, content.deltas, tables, content.published),
         plots=[(plot, _data_uri(svg_text(plot.figure))) for plot in plots],
         result_tables=_result_tables(found),
         decision_tables=[decision_table(table) for table in tables],

@@ -31,8 +31,9 @@ TPOT, or the highest throughput in each cell of workload and QPS. Configurations
 {bound} of the turns succeed) cannot win it. = marks a tie; the first configuration of the run is shown."""
 
 LOAD_CAPTION = """\
-Medians over the run's workloads; replica-only configurations are drawn in every column for reference. Faint: fewer
-than {bound} of the turns succeed, so the values are of survivors. The dotted line in the last row is that bound."""
+Medians over the run's workloads, for success the lowest; replica-only configurations are drawn in every column
+for reference. Faint: fewer than {bound} of the turns succeed, so the values are of survivors. The dotted line
+in the last row is that bound."""
 
 CONTROL_CAPTION = """\
 One line per pair of configurations that differ only in where follow-up turns are prefilled. The share is of the

@@ -19,6 +19,10 @@ CLOSE_RATIO = 0.02
 """A winner that leads the second by less than this share is called close."""
 
 FEW_CONVERSATIONS = 30
+FAR_POINTS = 20.0
+"""Percentage points between a computed and a published figure above which the page warns."""
+N_FAR = 4
+"""How many of these are named."""
 """Below this many conversations in a point, its p99 is in effect its maximum and a mean can rest on one burst."""
 
 
@@ -30,11 +34,18 @@ class Passage:
     sentences: tuple[str, ...]
 
 
-def in_words(found: Findings, deltas: pd.DataFrame | None, tables: Sequence[DecisionTable]) -> list[Passage]:
+def in_words(
+    found: Findings,
+    deltas: pd.DataFrame | None,
+    tables: Sequence[DecisionTable],
+    published: pd.DataFrame | None = None,
+) -> list[Passage]:
     """The summary: which split for which goal, what each choice costs, what failed, what is uncertain."""
     if found.values.empty:
         return [Passage(title="Nothing to summarise", sentences=("The run holds no points.",))]
+    warnings = _published_doubts(found, published)
     return [
+        *([Passage(title="Before you act on this", sentences=tuple(warnings))] if warnings else []),
         Passage(title="Which split for which goal", sentences=tuple(_choices(found))),
         Passage(title="What each choice costs", sentences=tuple(_prices(found))),
         Passage(title="Follow-up turns: prefill node or local?", sentences=tuple(_routes(found, deltas, tables))),
@@ -185,6 +196,28 @@ def _doubts(found: Findings, tables: Sequence[DecisionTable]) -> list[str]:
     checks = (_executor_doubt, _repeat_doubt, _size_doubt, _close_doubt, _tie_doubt, _invalid_doubt)
     lines = [line for check in checks if (line := check(found))]
     return lines + _table_doubts(tables)
+
+
+def _published_doubts(found: Findings, published: pd.DataFrame | None) -> list[str]:
+    """Where the run contradicts the measured study most, in words, so that nobody has to find it in a table below."""
+    if published is None:
+        return []
+    known = published.dropna(subset="computed")
+    distance = (known["computed"] - known["published"]).abs()
+    far = known[distance > FAR_POINTS]
+    if far.empty:
+        return []
+    worst = far.loc[distance[far.index].sort_values(ascending=False, kind="stable").index].head(N_FAR)
+    told = [
+        f"{str(r['table']).partition(':')[0]}, {r['row']} {r['column']}: {r['published']:g} % published, "
+        f"{r['computed']:.1f} % here"
+        for r in worst.to_dict("records")
+    ]
+    return [
+        f"This run contradicts the paper's measured study: {len(far)} of {len(known)} comparable figures differ by more than "
+        f"{FAR_POINTS:g} points, most of all {'; '.join(told)}. All are in the table of published figures below. "
+        f"Do not choose a split by these {found.evidence} winners alone."
+    ]
 
 
 def _executor_doubt(found: Findings) -> str:

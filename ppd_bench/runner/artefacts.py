@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppd_bench.analysis.compile_table import MAX_UNKNOWN_RATIO, compile_table
+from ppd_bench.analysis.compile_table import MAX_UNKNOWN_RATIO, check_settings, compile_table
 from ppd_bench.analysis.pairing import pair_arms
-from ppd_bench.core.errors import NoEvidence, SpecError
-from ppd_bench.policy.table import DecisionTable, Side
+from ppd_bench.core.errors import NoEvidence, SpecError, TableError
+from ppd_bench.policy.table import DecisionTable, Rules, Side, Weights
 from ppd_bench.runner.reproduce import published_comparison
 from ppd_bench.runner.runs import Run
 from ppd_bench.runner.summaries import stored_deltas, summaries_of
@@ -24,13 +24,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """How decision tables are compiled."""
+    """How decision tables are compiled. A weight that is null is that of the table that is there, and 1 without one."""
 
-    w_ttft: float = 1.0
-    w_tpot: float = 1.0
+    w_ttft: float | None = None
+    w_tpot: float | None = None
     success_bound: float = 0.95
     fallback: Side = "pd"
     max_unknown_ratio: float = MAX_UNKNOWN_RATIO
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpecError: weights or bounds that cannot be used.
+        """
+        check_settings(self.weights(None), self.rules)
+
+    def weights(self, there: DecisionTable | None) -> Weights:
+        """The weights to compile with; ``there`` is the table that would be replaced."""
+        w_ttft, w_tpot = (there.weights.w_ttft, there.weights.w_tpot) if there else (1.0, 1.0)
+        return Weights(
+            w_ttft=w_ttft if self.w_ttft is None else self.w_ttft, w_tpot=w_tpot if self.w_tpot is None else self.w_tpot
+        )
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(success_bound=self.success_bound, fallback=self.fallback, max_unknown_ratio=self.max_unknown_ratio)
 
 
 def table_options(
@@ -70,11 +88,40 @@ def write_tables(run: Run, options: TableOptions, out: Path | None = None) -> li
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for pair in pairs:
-        text = compile_table(deltas, run.points, pair=pair, **dataclasses.asdict(options))
         path = folder / f"{pair[0].name}.json"
+        weights = options.weights(_table_at(path))
+        text = compile_table(
+            deltas,
+            run.points,
+            pair=pair,
+            w_ttft=weights.w_ttft,
+            w_tpot=weights.w_tpot,
+            success_bound=options.success_bound,
+            fallback=options.fallback,
+            max_unknown_ratio=options.max_unknown_ratio,
+        )
         write_bytes(path, text.encode())
         paths.append(path)
     return paths
+
+
+def _table_at(path: Path) -> DecisionTable | None:
+    """The table that is there, null where there is none that can be read."""
+    try:
+        return DecisionTable.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, TableError):
+        return None
+
+
+def long_workloads(run: Run) -> list[str]:
+    """A warning where a table says less than the run: its cells are of turn 2, and later turns are averaged into them."""
+    names = list(dict.fromkeys(p.workload.name for p in run.points if len(p.workload.turns) > 2))
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: more than two turns; all follow-up turns are averaged into the cell of turn 2, so contexts and "
+        "lengths of later turns have no cells of their own"
+    ]
 
 
 def table_texts(run: Run) -> list[str]:

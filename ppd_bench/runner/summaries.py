@@ -8,11 +8,15 @@ import pandas as pd
 
 from ppd_bench.analysis.pairing import deltas as deltas_of
 from ppd_bench.analysis.summary import SUMMARY_UNITS, summarise
+from ppd_bench.core.point import Point
 from ppd_bench.runner.checks import problems_of
 from ppd_bench.runner.runs import Run
 from ppd_bench.store import layout
 from ppd_bench.store.frames import read_frame, write_frame
 from ppd_bench.store.read import read_records
+
+FAILED = ("no turns", "no turn succeeded")
+"""Reasons that are results themselves: a configuration that fails loses against one that works."""
 
 DELTA_UNITS = {
     **dict.fromkeys(("baseline", "candidate", "workload"), ""),
@@ -33,9 +37,16 @@ def write_summaries(run: Run) -> Path:
     records = read_records(run.path, columns=SUMMARY_COLUMNS)
     summaries = summarise(records, run.points, slo=run.spec.slo, problems=problems_of(run))
     write_frame(run.path / layout.SUMMARIES, summaries, SUMMARY_UNITS, "summaries", executor=run.executor)
-    deltas = deltas_of(records, run.points)
+    deltas = deltas_of(records, _trusted(run, summaries))
     write_frame(run.path / layout.DELTAS, deltas, DELTA_UNITS, "deltas", executor=run.executor)
     return run.path / layout.SUMMARIES
+
+
+def _trusted(run: Run, summaries: pd.DataFrame) -> list[Point]:
+    """The points that may decide: a point that is invalid for any reason but that its turns failed is no evidence at all."""
+    doubted = summaries.loc[~summaries["valid"] & ~summaries["invalid_reasons"].isin(FAILED), "point_id"]
+    doubted_ids = set(doubted)
+    return [point for point in run.points if point.point_id not in doubted_ids]
 
 
 def summaries_of(run: Run) -> pd.DataFrame:

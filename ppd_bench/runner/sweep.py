@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from ppd_bench.analysis.pairing import pair_arms
 from ppd_bench.core.enums import Executor
+from ppd_bench.core.errors import SpecError, TableError
 from ppd_bench.core.point import Point
 from ppd_bench.core.record import Columns
 from ppd_bench.core.topology import parse_topology
@@ -21,6 +23,7 @@ from ppd_bench.policy.table import DecisionTable
 from ppd_bench.runner.artefacts import (
     TableOptions,
     draw_plots,
+    long_workloads,
     weak_tables,
     write_plots,
     write_report,
@@ -35,11 +38,13 @@ from ppd_bench.runner.summaries import write_summaries
 from ppd_bench.sim.kernel import kernel_status
 from ppd_bench.sim.profile import SIM_VERSION, check_fits, profile_hash
 from ppd_bench.sim.simulate import SimOptions
+from ppd_bench.store import layout
 from ppd_bench.store.manifest import new_manifest
 from ppd_bench.store.run_folder import RunFolder
 from ppd_bench.sweep.expand import expand
 from ppd_bench.sweep.library import resolve_sweep
 from ppd_bench.sweep.spec import SweepSpec, load_sweep
+from ppd_bench.workload.spec import NAME_ALLOWED, NAME_PATTERN
 
 RESULTS = Path("results")
 """Where run folders go unless told otherwise, relative to the current folder."""
@@ -110,8 +115,9 @@ def load_spec(source: str, overrides: Mapping[str, Any]) -> tuple[SweepSpec, str
     spec = load_sweep(
         text,
         file=shown,
-        deciders={name: PARAMETERS.get(name, ()) for name in DECIDERS},
-        placements={name: PARAMETERS.get(name, ()) for name in PLACEMENTS},
+        deciders=DECIDERS,
+        placements=PLACEMENTS,
+        parameters={name: PARAMETERS.get(name, ()) for name in (*DECIDERS, *PLACEMENTS)},
         overrides=overrides,
     )
     return spec, shown
@@ -124,6 +130,9 @@ def prepare(request: SweepRequest) -> Prepared:
         SpecError: everything that is wrong with the sweep.
         LaunchError: live is wanted and cannot run here.
     """
+    if request.name is not None and not re.fullmatch(NAME_PATTERN, request.name):
+        raise SpecError(f"command line: --name {request.name!r} cannot be used; allowed: {NAME_ALLOWED}")
+    request.tables.check()
     spec, shown = load_spec(request.source, request.overrides)
     choice = choose_executor(spec.executor, engines_given=request.live.given)
     _check_table(spec)
@@ -158,7 +167,10 @@ def _check_table(spec: SweepSpec) -> None:
     """A table policy is for one layout, model and GPU: any other topology of the sweep is refused before it runs."""
     if spec.policy.table_json is None:
         return
-    table = DecisionTable.from_json(spec.policy.table_json)
+    try:
+        table = DecisionTable.from_json(spec.policy.table_json)
+    except TableError as error:
+        raise type(error)(f"policy.table: {error}") from error
     table.check_evidence()
     for name in spec.topologies:
         topology = parse_topology(name)
@@ -171,13 +183,13 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
     notice = _run_points(prepared, listener)
     listener.stage("Summarising")
     run = open_run(prepared.folder)
-    artefacts = [write_summaries(run), *write_engine_metrics(run)]
+    artefacts = [run.path / layout.RECORDS, write_summaries(run), *write_engine_metrics(run)]
     warnings: list[str] = []
     if prepared.request.with_report:
         listener.stage("Compiling decision tables")
         if pair_arms(prepared.points):
             tables = write_tables(run, prepared.request.tables)
-            warnings += weak_tables(tables)
+            warnings += [*weak_tables(tables), *long_workloads(run)]
             artefacts += tables
         else:
             warnings.append("no decision table: the sweep has no layout with both an all-D and an all-pD configuration")

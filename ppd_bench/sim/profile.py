@@ -14,7 +14,7 @@ from ppd_bench.core.topology import parse_topology
 from ppd_bench.sim.cost import RooflineCost, StepCost, TableCost
 from ppd_bench.sim.step_tables import STEP_TABLES, StepTable, parse_step_table
 
-SIM_VERSION = "sim-1"
+SIM_VERSION = "sim-2"
 """Changes whenever the same point would give other numbers."""
 
 ALL_REDUCES_PER_LAYER = 2

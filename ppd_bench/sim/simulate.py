@@ -60,7 +60,7 @@ def run_cluster(point: Point, sessions: Sequence[Session], model: ModelProfile, 
     cluster = Cluster(
         workers=_workers(point, topology, hardware, model, sim, options.stretch_cap),
         link=_link(point, topology, hardware),
-        policy=make_policy(topology, point.policy, point.placement, point.seed),
+        policy=make_policy(topology, point.policy, point.placement, point.decision_seed),
         ledger=Ledger(topology),
         settings=ClusterSettings(
             timeout_s=point.timeout_s,

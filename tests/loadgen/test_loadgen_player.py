@@ -338,7 +338,7 @@ def test_a_last_token_exactly_at_the_timeout_is_in_time(timeout_s: float, status
 def replayed(log: Log, point: Point) -> tuple[int, int]:
     """Decisions of the log that a fresh Ledger and policy take alike, and decisions in all."""
     topology = parse_topology(point.topology)
-    ledger, policy = Ledger(topology), make_policy(topology, point.policy, point.placement, point.seed)
+    ledger, policy = Ledger(topology), make_policy(topology, point.policy, point.placement, point.decision_seed)
     same = total = 0
     for entry in log:
         if isinstance(entry[0], RouteQuery):

@@ -122,3 +122,20 @@ def test_tables_tell_their_decisions_and_what_they_do_not_know(
 
 def test_an_empty_run_has_nothing_to_say(two: pd.DataFrame) -> None:
     assert text_of(two.iloc[:0]) == "# Nothing to summarise\nThe run holds no points."
+
+
+def test_a_run_that_contradicts_the_published_study_says_so_first(paper_summaries: pd.DataFrame) -> None:
+    published = pd.DataFrame(
+        [
+            ("Table 2: winners", "replica", "tpot", 0.6, 85.3),
+            ("Table 1: change", "1P_3D", "low", -57.8, -50.6),
+            ("Table 5: failures", "3P_1D_x0", "20", 89.0, float("nan")),
+        ],
+        columns=["table", "row", "column", "published", "computed"],
+    )
+    first = in_words(find(paper_summaries), None, [], published)[0]
+    assert first.title == "Before you act on this"
+    assert "1 of 2 comparable figures" in first.sentences[0]
+    assert "Table 2, replica tpot: 0.6 % published, 85.3 % here" in first.sentences[0]
+    close = published.assign(computed=published["published"] + 5)
+    assert in_words(find(paper_summaries), None, [], close)[0].title == "Which split for which goal"

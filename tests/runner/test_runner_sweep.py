@@ -118,6 +118,68 @@ def test_request_level_x_is_realised_and_recorded(small_file, tmp_path, quiet) -
     assert ((followups["realised_x_ratio"] - 0.5).abs() < 4 * 0.5 / 240**0.5).all()
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"decider": "fraction", "x": 0.5},
+        {"decider": "always_pd"},
+        {"decider": "always_local"},
+        {"decider": "threshold"},
+    ],
+)
+def test_every_policy_ends_in_plots_and_a_page(policy, small_file, tmp_path, quiet) -> None:
+    """Nothing of the paper compares with these; that must not keep anybody from a report."""
+    overrides = {"topologies": ["2P_2D"], "workloads": ["small_tiny"], "policy": policy}
+    outcome = run_sweep(prepare(request(small_file, tmp_path / "run", overrides=overrides, with_report=True)), quiet)
+    assert (tmp_path / "run/report.html").exists()
+    assert any("no decision table" in warning for warning in outcome.warnings)
+
+
+def test_request_level_x_sends_other_conversations_in_every_cell(small_file, tmp_path, quiet) -> None:
+    overrides = {
+        "topologies": ["2P_2D"], "workloads": ["small_tiny", "small_small_bal"], "qps": [4, 6], "repeats": 4,
+        "duration": "8s", "policy": {"decider": "fraction", "x": 0.5},
+    }  # fmt: skip
+    run_sweep(prepare(request(small_file, tmp_path / "run", overrides=overrides)), quiet)
+    records = read_records(tmp_path / "run")
+    followups = records[records["turn"] > 1]
+    local = (followups["route"] == "local").groupby(followups["point_id"], observed=True).mean()
+    n = len(followups)
+    assert abs((followups["route"] == "local").mean() - 0.5) < 4 * 0.5 / n**0.5
+    one_id = followups[followups["session_id"] == "s00001"]
+    assert {"local", "pd"} <= set(one_id["route"])
+    assert local.nunique() > 4
+
+
+def test_weights_are_kept_when_a_finished_sweep_is_given_again(small_file, tmp_path, quiet) -> None:
+    whole = request(small_file, tmp_path / "run", with_report=True)
+    run_sweep(prepare(whole), quiet)
+    write_tables(open_run(tmp_path / "run"), TableOptions(w_tpot=3.0))
+    run_sweep(prepare(whole), type(quiet)())
+    assert load_table(tmp_path / "run/tables/1P_3D.json").weights.w_tpot == 3.0
+
+
+def test_weights_and_names_that_cannot_be_used_are_refused_before_anything_runs(small_file, tmp_path) -> None:
+    for options in (TableOptions(w_ttft=0.0, w_tpot=0.0), TableOptions(w_ttft=float("inf"))):
+        with pytest.raises(SpecError, match="w_ttft"):
+            prepare(request(small_file, tmp_path / "run", tables=options))
+    with pytest.raises(SpecError, match="a/b"):
+        prepare(request(small_file, tmp_path / "run", name="a/b"))
+    with pytest.raises(SpecError, match="stickyy"):
+        prepare(request(small_file, tmp_path / "run", overrides={"placement": {"stickyy": True}}))
+
+
+def test_a_request_far_from_anything_measured_is_told_apart(small_file, tmp_path, quiet) -> None:
+    run_sweep(prepare(request(small_file, tmp_path / "run")), quiet)
+    table = load_table(write_tables(open_run(tmp_path / "run"), TableOptions())[0])
+    seen = {"context_tokens": 256, "input_tokens": 16, "output_tokens": 32, "qps": 1.0}
+    assert table.covers(**seen)
+    for far in ({"qps": 1e9}, {"qps": float("nan")}, {"input_tokens": 10**6}, {"output_tokens": 0}, {"context_tokens": -1},
+                {"context_tokens": 10**6}):  # fmt: skip
+        table.lookup(**{**seen, **far})
+        assert not table.covers(**{**seen, **far}), far
+
+
 def test_a_model_that_does_not_fit_is_refused_before_anything_runs(small_file, tmp_path) -> None:
     with pytest.raises(SpecError, match=r"leaves room for 0 KV tokens"):
         prepare(

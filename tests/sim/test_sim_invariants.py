@@ -260,7 +260,7 @@ def test_i7_a_log_replayed_through_a_fresh_ledger_and_policy_gives_its_decisions
     log = cluster_of(point, sessions).log
     assert log is not None
     topology = parse_topology(point.topology)
-    ledger, fresh = Ledger(topology), make_policy(topology, policy, spec, point.seed)
+    ledger, fresh = Ledger(topology), make_policy(topology, policy, spec, point.decision_seed)
     n_decisions = 0
     for entry in log:
         if type(entry) is tuple:  # events are named tuples

@@ -53,8 +53,8 @@ def test_it_does_so_too_where_events_of_all_kinds_fall_on_the_same_instant(case:
 def test_the_comparison_covers_preemption_timeouts_and_eviction(monkeypatch: pytest.MonkeyPatch, handoff: str) -> None:
     """Not by luck of the draw: this case has all three, and the caps agree on it."""
     use_blocks(monkeypatch, 60)
-    sessions = [session(f"s{i}", 0.05 * i, (150, 120), (60, 120)) for i in range(12)]
-    point = make_point("1P_2D", workload((1, 1)), timeout_s=1.5, handoff=handoff, max_model_len=1000)
+    sessions = [session(f"s{i}", 0.05 * i, (150, 120), (60, 120)) for i in range(14)]
+    point = make_point("1P_2D", workload((1, 1)), timeout_s=1.3, handoff=handoff, max_model_len=1000)
     runs = [_run(point, sessions, cap) for cap in (1, 96)]
     assert runs[0] == runs[1]
     cluster = cluster_of(point, sessions)

@@ -119,5 +119,7 @@ def test_a_copy_in_the_current_folder_wins(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_unknown_sweep_gets_the_names_that_exist() -> None:
-    with pytest.raises(SpecError, match=r"^unknown sweep 'papre', did you mean 'paper'\?; allowed: .*all-keys, paper"):
+    with pytest.raises(
+        SpecError, match=r"^unknown sweep 'papre', did you mean 'paper'\?; allowed: .*all-keys, cpu, paper"
+    ):
         resolve_sweep("papre")
