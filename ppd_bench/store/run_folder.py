@@ -51,6 +51,7 @@ class RunFolder:
         self._notices: list[str] = []
         self._segments: list[Segment] = []
         self._pending: list[tuple[str, Columns]] = []
+        self._n_pending_rows = 0
         self._remaining = set(points_order)
         self._number = 1
         self._stack = contextlib.ExitStack()
@@ -106,8 +107,8 @@ class RunFolder:
         _check_columns(point_id, self.manifest.executor, columns)
         self._remaining.remove(point_id)
         self._pending.append((point_id, columns))
-        n_rows = sum(len(pending["point_id"]) for _, pending in self._pending)
-        if n_rows >= FLUSH_ROWS or self._clock() - self._flushed_at_s >= FLUSH_INTERVAL_S:
+        self._n_pending_rows += len(columns["point_id"])
+        if self._n_pending_rows >= FLUSH_ROWS or self._clock() - self._flushed_at_s >= FLUSH_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:
@@ -124,6 +125,7 @@ class RunFolder:
             self._number += 1
             self.finished |= {point_id for point_id, _ in self._pending}
             self._pending.clear()
+            self._n_pending_rows = 0
         self._flushed_at_s = self._clock()
 
     def finalise(self) -> None:
