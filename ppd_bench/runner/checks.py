@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from ppd_bench.analysis.summary import SEND_LAG_LIMIT_S
 from ppd_bench.engine.metrics import EngineCounters, EngineGauges
 from ppd_bench.runner.live import Played
 from ppd_bench.runner.runs import Run
 from ppd_bench.store import layout
 from ppd_bench.store.frames import write_frame
 from ppd_bench.store.journal import append_entry, read_entries
+
+CPU_LATENESS_LIMIT_S = 0.5
+"""On a CPU the engines share the client's cores and hold them for tenths of a second; such points prove paths only."""
 
 _LABELS = ("point_id", "worker_id")
 _READINGS = tuple(f.name for kind in (EngineGauges, EngineCounters) for f in dataclasses.fields(kind))
@@ -29,10 +35,25 @@ def record_checks(folder: Path, played: Played) -> None:
     append_entry(folder / layout.ENGINE_JOURNAL, {"point_id": point_id, "samples": list(played.samples)})
 
 
+def lateness_limit_s(run: Run) -> float:
+    """How late a client may be, for sending and for waking up, at its 99th percentile, before it measured itself."""
+    return CPU_LATENESS_LIMIT_S if run.spec.gpu == "cpu" else SEND_LAG_LIMIT_S
+
+
 def problems_of(run: Run) -> dict[str, str]:
     """By point id, what is against it; points without anything are left out. The last verdict of a point counts."""
-    last = {entry["point_id"]: entry["problems"] for entry in read_entries(run.path / layout.CHECKS)}
-    return {point_id: "; ".join(problems) for point_id, problems in last.items() if problems}
+    limit_s = lateness_limit_s(run)
+    told = {}
+    for entry in read_entries(run.path / layout.CHECKS):
+        told[entry["point_id"]] = [*entry["problems"], *_lateness_problems(entry["lateness"], limit_s)]
+    return {point_id: "; ".join(problems) for point_id, problems in told.items() if problems}
+
+
+def _lateness_problems(lateness: Mapping[str, Any], limit_s: float) -> list[str]:
+    p99_s = lateness["loop"]["p99_s"]
+    if p99_s is None or p99_s <= limit_s:
+        return []
+    return [f"client late: its event loop woke up {p99_s * 1e3:.0f} ms late at p99 (limit {limit_s * 1e3:.0f})"]
 
 
 def write_engine_metrics(run: Run) -> list[Path]:

@@ -9,7 +9,7 @@ import pandas as pd
 from ppd_bench.analysis.pairing import deltas as deltas_of
 from ppd_bench.analysis.summary import SUMMARY_UNITS, summarise
 from ppd_bench.core.point import Point
-from ppd_bench.runner.checks import problems_of
+from ppd_bench.runner.checks import lateness_limit_s, problems_of
 from ppd_bench.runner.runs import Run
 from ppd_bench.store import layout
 from ppd_bench.store.frames import read_frame, write_frame
@@ -35,7 +35,13 @@ SUMMARY_COLUMNS = (
 def write_summaries(run: Run) -> Path:
     """Summaries and deltas of a finished run, from its records. Returns the summaries' path."""
     records = read_records(run.path, columns=SUMMARY_COLUMNS)
-    summaries = summarise(records, run.points, slo=run.spec.slo, problems=problems_of(run))
+    summaries = summarise(
+        records,
+        run.points,
+        slo=run.spec.slo,
+        send_lag_limit_s=lateness_limit_s(run),
+        problems=problems_of(run),
+    )
     write_frame(run.path / layout.SUMMARIES, summaries, SUMMARY_UNITS, "summaries", executor=run.executor)
     deltas = deltas_of(records, _trusted(run, summaries))
     write_frame(run.path / layout.DELTAS, deltas, DELTA_UNITS, "deltas", executor=run.executor)
