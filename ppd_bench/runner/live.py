@@ -26,9 +26,11 @@ from ppd_bench.core.topology import Topology, parse_topology
 from ppd_bench.engine.caches import reset_caches
 from ppd_bench.engine.control import control_client
 from ppd_bench.engine.dispatch import Engines
+from ppd_bench.engine.doctor import Wish, host_facts, host_findings
 from ppd_bench.engine.endpoints import Endpoint, EndpointSet, load_endpoints
 from ppd_bench.engine.launch_plan import Device, LaunchPlan, launch_plan, ports_per_engine
 from ppd_bench.engine.metrics import EngineCounters, EngineScrape, counters_between, scrape
+from ppd_bench.engine.orphans import default_state_folder, find_orphans
 from ppd_bench.engine.ports import free_ports
 from ppd_bench.engine.supervisor import Progress, Supervisor
 from ppd_bench.engine.tiny_model import FLAGS as TINY_FLAGS
@@ -131,8 +133,29 @@ def inspect_target(options: LiveOptions, spec: SweepSpec) -> LiveTarget:
             f"engines need the weights of {spec.model}: give --model-path FOLDER (or a Hugging Face name), or take model "
             f"{TINY}, which is generated"
         )
+    _check_host(options, spec, install)
     version = f"{install.package} {install.version}"
     return LiveTarget(options=options, install=install, endpoints=None, engine_version=version)
+
+
+def _check_host(options: LiveOptions, spec: SweepSpec, install: VllmInstall) -> None:
+    """What ``doctor`` would call an error stops a sweep before it starts: busy GPUs, too little memory, a missing model."""
+    largest = max((parse_topology(name) for name in spec.topologies), key=lambda t: t.n_gpus)
+    share = spec.engine.gpu_memory_utilization_ratio
+    wish = Wish(topology=largest, device=options.device, gpu_memory_utilization_ratio=share)
+    facts = host_facts(
+        python=Path(install.python),
+        model_path=options.model_path or "",
+        ports=(),
+        state_folder=default_state_folder(),
+        install=install,
+    )
+    errors = [f for f in host_findings(facts, wish) if f.level == "error"]
+    if options.model_path is None:  # the tiny model is written when it is needed
+        errors = [f for f in errors if not f.what.startswith("model ")]
+    if errors:
+        lines = [f"{finding.what}; {finding.advice}" for finding in errors]
+        raise LaunchError("\n".join([*lines, "'ppd-bench doctor' shows every check"]))
 
 
 def read_endpoints(path: Path) -> EndpointSet:
@@ -242,6 +265,11 @@ async def _fleet(
         path = model_path_of(target, spec, folder)
         ports = free_ports(topology.n_workers, ports_per_engine(topology))
         plan = plan_for(target, spec, topology, path, ports)
+        for orphan in find_orphans(default_state_folder()):
+            tell(
+                f"{orphan.engine.worker_id} on port {orphan.engine.port} was left behind by a ppd-bench that was killed "
+                f"(process {orphan.owner_pid}); 'ppd-bench doctor --clean' ends it"
+            )
         tell(f"Starting {plan.layout} ({len(plan.commands)} engines)")
         log_folder = folder / "logs" / plan.layout
         log_folder.mkdir(parents=True, exist_ok=True)
