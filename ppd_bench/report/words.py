@@ -221,6 +221,8 @@ def _published_doubts(found: Findings, published: pd.DataFrame | None) -> list[s
 
 
 def _executor_doubt(found: Findings) -> str:
+    if set(found.summaries["gpu"]) == {"cpu"}:
+        return "The engines, or the model of them, share a CPU: this proves paths and decides nothing about GPUs."
     if "simulated" not in found.evidence:
         return ""
     return "These numbers come from a simulator, not from GPUs. Measure the candidates before acting on them."

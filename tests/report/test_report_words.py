@@ -139,3 +139,9 @@ def test_a_run_that_contradicts_the_published_study_says_so_first(paper_summarie
     assert "Table 2, replica tpot: 0.6 % published, 85.3 % here" in first.sentences[0]
     close = published.assign(computed=published["published"] + 5)
     assert in_words(find(paper_summaries), None, [], close)[0].title == "Which split for which goal"
+
+
+def test_a_run_on_a_cpu_says_that_it_decides_nothing(paper_summaries: pd.DataFrame) -> None:
+    told = in_words(find(paper_summaries.assign(gpu="cpu")), None, [])[-1]
+    assert told.title == "What is uncertain"
+    assert "decides nothing about GPUs" in told.sentences[0]
