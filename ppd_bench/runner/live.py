@@ -23,7 +23,7 @@ from ppd_bench.core.errors import EngineError, LaunchError, NotReady, SpecError
 from ppd_bench.core.point import EngineSettings, Point
 from ppd_bench.core.record import Columns
 from ppd_bench.core.topology import Topology, parse_topology
-from ppd_bench.engine.caches import reset_caches
+from ppd_bench.engine.caches import PATIENCE_S, reset_caches
 from ppd_bench.engine.control import control_client
 from ppd_bench.engine.dispatch import Engines
 from ppd_bench.engine.doctor import Wish, host_facts, host_findings
@@ -42,6 +42,8 @@ from ppd_bench.loadgen.prompts import token_range
 from ppd_bench.runner.proof import contradictions
 from ppd_bench.sweep.spec import SweepSpec
 from ppd_bench.workload.generate import generate_sessions
+
+LEASE_MARGIN_S = 10.0
 
 DETAIL_WIDTH = 110
 """Log lines are cut to this for the terminal."""
@@ -336,7 +338,7 @@ class _Fleet:
 
     async def play(self, point: Point) -> Played:
         """One point, from emptied caches to judged records. An engine that dies makes the point invalid and comes back."""
-        problems = [f"{worker_id}: cache reset not confirmed" for worker_id in await self._reset()]
+        problems = [f"{worker_id}: cache reset not confirmed" for worker_id in await self._reset(point)]
         before = await self._scrapes()
         samples: list[dict[str, Any]] = []
         sampler = asyncio.create_task(self._sample(point, samples))
@@ -378,8 +380,10 @@ class _Fleet:
             scrape=self._kv_usage,
         )
 
-    async def _reset(self) -> tuple[str, ...]:
-        return await reset_caches(self._control, self.engines.endpoints)
+    async def _reset(self, point: Point) -> tuple[str, ...]:
+        """After a D has died, P holds the blocks that it never took until their lease ends; till then no reset succeeds."""
+        patience_s = max(PATIENCE_S, point.engine.kv_lease_s + LEASE_MARGIN_S)
+        return await reset_caches(self._control, self.engines.endpoints, patience_s=patience_s)
 
     async def _scrapes(self) -> dict[str, EngineScrape]:
         endpoints = self.engines.endpoints
