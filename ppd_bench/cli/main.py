@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ppd_bench import __version__
+from ppd_bench.cli import reuse, roofline
+from ppd_bench.cli.console import open_console
 from ppd_bench.cli.errors import guarded
+from ppd_bench.cli.trace import trace_app
 from ppd_bench.core.errors import Interrupted
 
 HELP = """Measure how to split GPUs between prefill and decode, and where to prefill follow-up turns.
@@ -29,9 +33,17 @@ A first session:
 app = typer.Typer(help=HELP, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False)
 table_app = typer.Typer(help="Look at decision tables.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(table_app, name="table")
+app.add_typer(trace_app, name="trace")
+reuse.register(trace_app)
+roofline.register(app)
 
 SweepArg = Annotated[
-    str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of one in ./sweeps or bundled.")
+    str | None,
+    typer.Argument(
+        metavar="SWEEP",
+        help="A sweep file, or the name of one in ./sweeps or bundled. Default: the paper's grid, 'paper' on the simulator, "
+        "'vllm-nixl' on engines (vLLM no longer has the paper's connector); with --device cpu 'cpu'.",
+    ),
 ]
 RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as results/paper-sim.")]
 TableArg = Annotated[
@@ -67,6 +79,7 @@ Gpus = Annotated[int | None, typer.Option(min=1, help="GPUs available.")]
 Duration = Annotated[str | None, typer.Option(help="Arrival window of a point, such as 10s.")]
 Timeout = Annotated[str | None, typer.Option(help="Per-turn time-out, such as 30s.")]
 ThinkTime = Annotated[str | None, typer.Option(help="Pause before a follow-up turn, such as 2s.")]
+Clean = Annotated[bool, typer.Option("--clean", help="End engines that a killed ppd-bench left behind.")]
 Jobs = Annotated[int, typer.Option(min=0, help="Simulator processes; 0 means one per core.")]
 
 
@@ -79,7 +92,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def plan(
-    sweep: SweepArg = "paper",
+    sweep: SweepArg = None,
     quick: Quick = False,
     executor: ExecutorOption = None,
     topologies: Names = None,
@@ -109,19 +122,20 @@ def plan(
         executor=executor, topologies=topologies, workloads=workloads, qps=qps, model=model, gpu=gpu, gpus=gpus,
         duration=duration, timeout=timeout, think_time=think_time, repeats=repeats, engine={"handoff": handoff},
     )  # fmt: skip
-    request = SweepRequest(source="quick" if quick else sweep, overrides=overrides, n_processes=jobs)
+    live = _live(device, engine_python, model_path)
+    request = SweepRequest(source="quick" if quick else sweep, overrides=overrides, n_processes=jobs, live=live)
     prepared, here = prepare_plan(request)
-    show_plan(_console(), make_plan(prepared), here)
+    show_plan(open_console(), make_plan(prepared), here)
     if commands:
         from ppd_bench.runner.plan import launch_texts
 
-        for text in launch_texts(prepared.spec, _live(device, engine_python, model_path)):
+        for text in launch_texts(prepared.spec, live):
             typer.echo(text)
 
 
 @app.command()
 def sweep(
-    sweep: SweepArg = "paper",
+    sweep: SweepArg = None,
     quick: Quick = False,
     executor: ExecutorOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default results/NAME-EXECUTOR.")] = None,
@@ -154,6 +168,13 @@ def sweep(
     model_path: ModelPath = None,
     endpoints: Endpoints = None,
     via: Annotated[str | None, typer.Option(help="Send everything through one router, http://HOST:PORT.")] = None,
+    clients: Annotated[
+        str, typer.Option(metavar="N|auto", help="Processes that send requests; auto: as many as a point needs.")
+    ] = "1",
+    clean: Clean = False,
+    log_json: Annotated[
+        str | None, typer.Option(metavar="PATH|-", help="Also write events as JSON lines; - is standard output.")
+    ] = None,
     w_ttft: SweepWeight = None,
     w_tpot: SweepWeight = None,
     jobs: Jobs = 0,
@@ -172,23 +193,30 @@ def sweep(
     _run_sweep(SweepRequest(
         source="quick" if quick else sweep, overrides=overrides, name=name, out=out, n_processes=jobs,
         tables=TableOptions(w_ttft=w_ttft, w_tpot=w_tpot), with_report=report,
-        live=_live(device, engine_python, model_path, endpoints, via),
-    ))  # fmt: skip
+        live=_live(device, engine_python, model_path, endpoints, via, clients),
+    ), clean=clean, log_json=log_json)  # fmt: skip
 
 
-def _run_sweep(request: Any) -> None:
+def _run_sweep(request: Any, *, clean: bool, log_json: str | None) -> None:
+    from ppd_bench.cli.event_log import STANDARD_OUTPUT, EventLog
+    from ppd_bench.cli.orphans import orphan_question
     from ppd_bench.cli.progress import SweepProgress
     from ppd_bench.runner import sweep as runner
+    from ppd_bench.runner.listeners import Listeners
 
-    prepared = runner.prepare(request)
-    console = _console()
+    console = open_console(stderr=log_json == STANDARD_OUTPUT)
+    prepared = runner.prepare(request, end_orphans=orphan_question(console, clean=clean))
     console.print(runner.evidence_line(prepared))
     console.print(f"sweep: {prepared.shown}, {len(prepared.points):,} points; run folder: {prepared.folder}")
-    with SweepProgress(console) as progress:
+    with ExitStack() as stack:
+        logs = [] if log_json is None else [stack.enter_context(EventLog(log_json, prepared))]
+        progress = stack.enter_context(SweepProgress(console))
         try:
-            outcome = runner.run_sweep(prepared, progress)
+            outcome = runner.run_sweep(prepared, Listeners(progress, *logs))
         except KeyboardInterrupt:
             raise Interrupted("stopped; finished points are kept: give the same command again to go on") from None
+        for log in logs:
+            log.finished(outcome)
     if outcome.notice:
         console.print(outcome.notice)
     for line in _wrote(outcome.artefacts):
@@ -225,7 +253,7 @@ def build_table(
     options = artefacts.table_options(w_ttft, w_tpot, success_bound, fallback, max_unknown)
     opened = open_run(run)
     paths = artefacts.write_tables(opened, options, out)
-    console = _console()
+    console = open_console()
     for line in [f"evidence: {opened.evidence}", *(f"wrote {path}" for path in paths)]:
         console.print(line)
     for warning in [*artefacts.weak_tables(paths), *artefacts.long_workloads(opened)]:
@@ -243,7 +271,7 @@ def plot(run: RunArg, out: OutOption = None) -> None:
     from ppd_bench.runner.runs import open_run
 
     for path in artefacts.write_plots(open_run(run), out):
-        _console().print(f"wrote {path}")
+        open_console().print(f"wrote {path}")
 
 
 @app.command()
@@ -254,7 +282,7 @@ def report(
     from ppd_bench.runner import artefacts
     from ppd_bench.runner.runs import open_run
 
-    _console().print(f"wrote {artefacts.write_report(open_run(run), out)}")
+    open_console().print(f"wrote {artefacts.write_report(open_run(run), out)}")
 
 
 @app.command()
@@ -270,7 +298,7 @@ def reproduce(
 
     opened = open_run(run)
     result = runner.reproduce(what, opened, out)
-    console = _console()
+    console = open_console()
     console.print(result.headline)
     show_comparison(console, result.comparison, opened.evidence)
     if result.constants:
@@ -294,7 +322,7 @@ def table_show(
     from ppd_bench.cli.show import show_table
     from ppd_bench.runner.tables import load_table
 
-    show_table(_console(), load_table(table, w_ttft=w_ttft, w_tpot=w_tpot), every_cell=cells)
+    show_table(open_console(), load_table(table, w_ttft=w_ttft, w_tpot=w_tpot), every_cell=cells)
 
 
 @table_app.command(name="diff")
@@ -303,7 +331,7 @@ def table_diff(first: TableArg, second: TableArg) -> None:
     from ppd_bench.cli.show import show_changes
     from ppd_bench.runner.tables import diff
 
-    show_changes(_console(), diff(first, second))
+    show_changes(open_console(), diff(first, second))
 
 
 @app.command()
@@ -313,7 +341,7 @@ def doctor(
     engine_python: EnginePython = None,
     model_path: ModelPath = None,
     endpoints: Endpoints = None,
-    clean: Annotated[bool, typer.Option("--clean", help="End engines that a killed ppd-bench left behind.")] = False,
+    clean: Clean = False,
 ) -> None:
     """Check this machine, or running engines, for what a live sweep needs. Exit code 3 when something would stop it."""
     from ppd_bench.cli.show import show_findings
@@ -321,7 +349,7 @@ def doctor(
 
     live = _live(device, engine_python, model_path, endpoints)
     examination = examine(topology, live, clean=clean)
-    show_findings(_console(), examination)
+    show_findings(open_console(), examination)
     examination.raise_for_errors()
 
 
@@ -337,7 +365,7 @@ def serve(
     """Launch a topology's engines and keep them up until Ctrl-C; writes an endpoints file for --endpoints."""
     from ppd_bench.runner.serve import serve as run
 
-    console = _console()
+    console = open_console()
     run(topology, sweep, _live(device, engine_python, model_path), out, tell=console.print)
 
 
@@ -348,7 +376,7 @@ def topologies(
     """List configurations: class, layout, workers. Any name of the grammar works, such as 6P_2D or 2P_2D@tp2."""
     from ppd_bench.cli.show import show_topologies
 
-    show_topologies(_console(), names or [])
+    show_topologies(open_console(), names or [])
 
 
 @app.command()
@@ -357,7 +385,7 @@ def workloads() -> None:
     from ppd_bench.cli.show import show_workloads
     from ppd_bench.workload.library import list_workloads
 
-    show_workloads(_console(), list_workloads())
+    show_workloads(open_console(), list_workloads())
 
 
 def _overrides(*, topologies: str | None, workloads: str | None, qps: str | None, **others: Any) -> dict[str, Any]:
@@ -378,11 +406,12 @@ def _live(
     model_path: str | None,
     endpoints: Path | None = None,
     via: str | None = None,
+    clients: str = "1",
 ) -> Any:
     """Where engines come from, as the command line says."""
     from ppd_bench.runner.live import live_options
 
-    return live_options(device, engine_python, model_path, endpoints, via)
+    return live_options(device, engine_python, model_path, endpoints, via, clients)
 
 
 def _list(text: str | None) -> str | list[str] | None:
@@ -401,13 +430,6 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def show_workloads(console: Console, workloads: Sequence[WorkloadSpec]) -> None:
 
 
 def show_table(console: Console, table: DecisionTable, *, every_cell: bool) -> None:
-    """A decision table: domain, weights, a grid per context class, and the evidence."""
+    """A decision table: domain, weights, a grid per context class, the evidence, and how sure it is."""
     domain, weights = table.domain, table.weights
     console.print(
         f"{domain.baseline} (x=0) against {domain.candidate} (x=1), {domain.model} on {domain.gpu}, "
@@ -113,24 +113,95 @@ def show_table(console: Console, table: DecisionTable, *, every_cell: bool) -> N
         rows = [(kind, *(_mark(cells[kind, qps]) for qps in levels)) for kind in kinds]
         print_rows(console, f"context {context}", ("type \\ QPS", *(f"{q:g}" for q in levels)), rows)
     console.print("L local, P through prefill node, ? insufficient evidence (fallback used), lower case: extrapolated")
+    console.print("= tie (fallback used), ~ success ratio unclear, ° no interval (too few repeats)")
+    for line in _certainty_lines(table):
+        console.print(line)
     if every_cell:
-        print_rows(console, "cells", ("cell", "decision", "evidence", "rule", "S", "delta TTFT", "delta TPOT", "pairs"),
-                   [_cell_row(c) for c in table.cells if c.visited])  # fmt: skip
+        _print_cells(console, [c for c in table.cells if c.visited])
+
+
+CERTAINTY_MARKS = {"tie": "=", "success_unclear": "~", "no_interval": "°"}
 
 
 def _mark(cell: Cell) -> str:
     if cell.evidence == "insufficient":
         return "?"
     letter = "L" if cell.decision == "local" else "P"
-    return letter.lower() if cell.evidence == "extrapolated" else letter
+    letter = letter.lower() if cell.evidence == "extrapolated" else letter
+    # A table of before there were intervals has cells without any certainty.
+    return letter + CERTAINTY_MARKS.get(cell.certainty or "no_interval", "")
 
 
-def _cell_row(cell: Cell) -> tuple[str, ...]:
-    def signed(value: float | None) -> str:
-        return "–" if value is None else f"{value:+.3f}"
+def _certainty_lines(table: DecisionTable) -> list[str]:
+    """How many of the visited cells with evidence are sure, and the doubts about the others."""
+    from ppd_bench.analysis.judging import doubts
 
-    return (cell.key, cell.decision, cell.evidence, str(cell.rule), signed(cell.score), signed(cell.delta_ttft),
-            signed(cell.delta_tpot), f"{cell.n_pairs}")  # fmt: skip
+    known = [c for c in table.cells if c.visited and c.evidence != "insufficient"]
+    n_decided = sum(c.certainty == "decided" for c in known)
+    told = [f"{n_decided} of {len(known)} cells with evidence are decided with certainty"]
+    if known and not any(c.certainty for c in known):
+        told.append(
+            "warning: NO INTERVALS: an earlier version built this table; build it again from a run with repeats"
+        )
+    return told + [f"warning: {line}" for line in doubts(table)]
+
+
+def _print_cells(console: Console, cells: Sequence[Cell]) -> None:
+    """Every visited cell: decision, figures with their 95 % intervals, and the interval of S drawn on one scale for all."""
+    reach = max((abs(end) for c in cells for end in _ends(c)), default=0.0)
+    columns = ("cell", "decision", "certainty", "rule", "S", f"S in ±{reach:.2f}", "P(S>0)", "delta TTFT", "delta TPOT",
+               "repeats", "pairs")  # fmt: skip
+    print_rows(console, "cells (± 95 % of each cell by itself)", columns, [_cell_row(c, reach) for c in cells])
+
+
+def _ends(cell: Cell) -> tuple[float, ...]:
+    return cell.score_interval or (() if cell.score is None else (cell.score,))
+
+
+def _cell_row(cell: Cell, reach: float) -> tuple[str, ...]:
+    return (
+        cell.key,
+        cell.decision,
+        (cell.certainty or cell.evidence).replace("_", " "),
+        str(cell.rule),
+        _with_margin(cell.score, cell.score_interval),
+        interval_bar(cell.score, cell.score_interval, reach),
+        "" if cell.probability is None else f"{cell.probability:.3f}",
+        _with_margin(cell.delta_ttft, cell.delta_ttft_interval),
+        _with_margin(cell.delta_tpot, cell.delta_tpot_interval),
+        f"{cell.n_repeats}",
+        f"{cell.n_pairs}",
+    )
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3f}"
+
+
+def _with_margin(value: float | None, interval: tuple[float, float] | None) -> str:
+    return _signed(value) if interval is None else f"{_signed(value)} ±{(interval[1] - interval[0]) / 2:.3f}"
+
+
+BAR_HALF = 8
+"""Characters on each side of the middle of a drawn interval."""
+
+
+def interval_bar(value: float | None, interval: tuple[float, float] | None, reach: float) -> str:
+    """An interval as text, from -reach to +reach: ``─`` over its length, ``●`` at the value, ``│`` at 0, ``·`` elsewhere.
+
+    No spaces, at which a narrow terminal would break it.
+    """
+
+    def place(x: float) -> int:
+        return BAR_HALF + round(BAR_HALF * max(-1.0, min(1.0, x / reach)))
+
+    if value is None or reach <= 0:
+        return ""
+    low, high = interval or (value, value)
+    bar = ["─" if place(low) <= i <= place(high) else "·" for i in range(2 * BAR_HALF + 1)]
+    bar[BAR_HALF] = "┼" if bar[BAR_HALF] == "─" else "│"
+    bar[place(value)] = "●"
+    return "".join(bar)
 
 
 def show_changes(console: Console, changes: Sequence[CellChange]) -> None:

@@ -81,11 +81,44 @@ class ModelProfile:
         return self.attention_parameters + self.router_parameters + mlps + self.head_parameters
 
     @property
+    def flop_per_token(self) -> int:
+        """FLOP of one token in all layers but for attention over its context: 2 per active parameter outside the output
+        projection."""
+        return 2 * (self.active_parameters - self.head_parameters)
+
+    @property
+    def flop_per_pair(self) -> int:
+        """Attention FLOP of one token with one token of its context: q k^T and a v (524,288 for Llama-3.1-8B)."""
+        return 4 * self.n_layers * self.n_heads * self.head_dim
+
+    @property
+    def flop_per_sample(self) -> int:
+        """FLOP of the output projection, which only sampled positions pay."""
+        return 2 * self.head_parameters
+
+    @property
+    def always_read_weight_bytes(self) -> int:
+        """Bytes of the weights that every step reads: all but a MoE model's experts, and but the embedding table."""
+        mlps = 0 if self.n_experts else self.expert_parameters
+        return (self.attention_parameters + self.router_parameters + mlps + self.head_parameters) * self.dtype_bytes
+
+    @property
+    def expert_weight_bytes(self) -> int:
+        """Bytes of one expert of a MoE model over all layers; 0 for dense models."""
+        return self.expert_parameters * self.dtype_bytes if self.n_experts else 0
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights in memory, the embedding table included."""
         mlps = self.expert_parameters * (self.n_experts or 1)
         embeddings = self.head_parameters * (1 if self.tied_embeddings else 2)
         return (self.attention_parameters + self.router_parameters + mlps + embeddings) * self.dtype_bytes
+
+
+def experts_touched(n_experts: int, n_experts_active: int, n_tokens: int) -> float:
+    """Experts that ``n_tokens`` tokens are expected to need, E (1 - (1 - k/E)^T), with uniform routing assumed; 0 without
+    experts."""
+    return n_experts * (1.0 - (1.0 - n_experts_active / n_experts) ** n_tokens) if n_experts else 0.0
 
 
 def model_from_hf_config(name: str, config: Mapping[str, Any]) -> ModelProfile:

@@ -21,6 +21,9 @@ class TraceRow(NamedTuple):
     the request before it in the session and this one. ``prompt_tokens``: the whole prompt, history included.
     ``output_tokens``: what was generated. ``block_ids``: content ids of the prompt's blocks, globally scoped, each standing for
     its whole prefix; empty where the source has none. Under the tail rule ``ceil`` the last id may stand for a partial block.
+    Readers give signed 64-bit ids as ``array("q")``, which numpy reads without a copy. ``parent_id``: of a session's first
+    request that was started by a request of another session (a sub-agent, a branch): that request's id. Such a request's
+    ``delay_s`` counts from the end of that request.
     """
 
     row: int
@@ -32,15 +35,18 @@ class TraceRow(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     block_ids: Sequence[int]
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
     """What a format declares of itself; readers check it against the data.
 
-    ``time_unit``: of the source's own times, null without any. ``block_tokens``: null without block ids. ``tail``: whether the
-    partial last block has an id (``ceil``) or none (``floor``). ``id_scope``: whether equal ids of two sessions are equal content.
-    ``row_means``: the full prompt, or only what is new. ``loop``: requests come at timestamps, or after the answer and a delay.
+    Of the rows as they are given: ``block_tokens``, null without block ids; ``tail``, whether the partial last block has an id
+    (``ceil``) or none (``floor``); ``loop``, requests come at timestamps, or after the answer and a delay. Of the source:
+    ``time_unit``, null without times; ``id_scope``, whether equal ids of two sessions were equal content (where they were not,
+    what sessions share is not known, and none of their ids are equal); ``row_means``, the full prompt, or only what is new
+    (the rows given are full prompts).
     """
 
     name: str

@@ -18,7 +18,7 @@ from pandas.testing import assert_frame_equal
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from ppd_bench.cli.main import main; main()"]
 VERBS = (
-    "plan", "sweep", "build-table", "plot", "report", "reproduce", "doctor", "serve", "table", "topologies", "workloads",
+    "plan", "sweep", "build-table", "plot", "report", "reproduce", "doctor", "serve", "table", "topologies", "workloads", "trace", "roofline",
 )  # fmt: skip
 SMALL = ["--topologies", "4R,1P_3D,1P_3pD", "--workloads", "small_tiny,large_huge_paste", "--qps", "1,4"]
 
@@ -230,3 +230,13 @@ def test_the_readme_names_only_verbs_and_files_that_exist() -> None:
     for path in re.findall(r"\]\(([^)#]+)\)", text):
         if "://" not in path:
             assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    ("given", "points"), [((), "3,060"), (("--device", "cpu"), "20"), (("--executor", "sim", "--device", "cpu"), "3,060")]
+)
+def test_a_sweep_without_a_name_is_the_one_that_its_executor_can_run(
+    given: tuple[str, ...], points: str, tmp_path: Path
+) -> None:
+    shown = ppd_bench("plan", *given, cwd=tmp_path).stdout
+    assert re.search(rf"points\s+│ {points}\s", shown)
