@@ -1,14 +1,7 @@
 """From paired deltas to a decision table, and from a table to the same table under other weights.
 
-Rules, in this order, for the cells that the grid visits:
-
-1. A side is up when its success ratio is at or above the bound. None up: insufficient.
-2. A mean of a side that is up is missing, NaN or not above 0: insufficient.
-3. One side up: it wins. (A failed side therefore never wins.)
-4. Both up: Equation 1. Local when S > 0, else pd.
-
-An insufficient cell answers with the table's fallback. A context class that the grid does not visit borrows the cell of
-the nearest class that it does visit (same type and QPS; the smaller class at equal distance), marked ``extrapolated``.
+How a cell is judged is in ``analysis.judging``. A context class that the grid does not visit borrows the cell of the
+nearest class that it does visit (same type and QPS; the smaller class at equal distance), marked ``extrapolated``.
 """
 
 from __future__ import annotations
@@ -22,13 +15,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ppd_bench.analysis.metrics import delta_tpot, delta_ttft, score
+from ppd_bench.analysis.confidence import MIN_REPEATS
+from ppd_bench.analysis.judging import Place, judged
+from ppd_bench.analysis.metrics import Floats, delta_tpot, delta_ttft
 from ppd_bench.analysis.pairing import DELTA_FIELDS, Pair
 from ppd_bench.core.errors import SpecError
 from ppd_bench.core.point import Point, content_hash
 from ppd_bench.core.workload import WorkloadSpec
 from ppd_bench.policy.axes import PAPER_CONTEXTS, PAPER_TYPES, Axes, WorkloadType
-from ppd_bench.policy.table import Cell, DecisionTable, Domain, Evidence, Rule, Rules, Side, Weights, cell_key
+from ppd_bench.policy.table import (
+    SCHEMA_VERSION,
+    Cell,
+    DecisionTable,
+    Domain,
+    Evidence,
+    Rules,
+    Side,
+    Weights,
+    cell_key,
+)
 
 SUCCESS_BOUND = 0.95
 """The paper counts a success ratio below 95 % as service degradation (Figure 4, Section 6.1)."""
@@ -39,10 +44,11 @@ MAX_UNKNOWN_RATIO = 0.25
 MAX_WEIGHT = 1e9
 """Far above any use, and low enough that no score overflows."""
 
-_Place = tuple[str, str, float]
 _MEANS = ("ttft_x0_s", "ttft_x1_s", "tpot_x0_s", "tpot_x1_s")
 _SUCCESSES = ("success_x0_ratio", "success_x1_ratio")
-_FIGURES = (*_MEANS, *_SUCCESSES)
+_DELTA_ERRORS = ("delta_ttft_se", "delta_tpot_se")
+_SUCCESS_ERRORS = ("success_x0_se", "success_x1_se")
+_FIGURES = (*_MEANS, *_SUCCESSES, *_DELTA_ERRORS, *_SUCCESS_ERRORS, "delta_correlation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,31 +77,38 @@ def compile_table(
 ) -> str:
     """The table file's text for one (x=0, x=1) pair: sorted keys, no timestamps, same inputs same bytes.
 
-    ``deltas`` has the fields of ``core.results.PairedDelta``; rows of other pairs are left out. The axes are the
+    ``deltas`` has the fields of ``core.results.PairedDelta``; rows of other pairs are left out, and a frame without the
+    fields of repeats, as earlier versions wrote it, makes cells without intervals. The axes are the
     paper's context classes, and the turn-2 lengths and QPS levels of the pair's points, so every workload of the grid
     has its own place. Workloads that share a place are averaged with equal weight (means) and judged by the lower
-    success; the cell names them all.
+    success; the cell names them all, and has the repeats of the workload that has fewest.
 
     Raises:
         SpecError: unusable weights or bounds, no multi-turn points of this pair, or points of more than one domain.
     """
     weights, rules = (
         Weights(w_ttft=float(w_ttft), w_tpot=float(w_tpot)),
-        Rules(success_bound=float(success_bound), fallback=fallback, max_unknown_ratio=float(max_unknown_ratio)),
+        Rules(
+            success_bound=float(success_bound),
+            fallback=fallback,
+            max_unknown_ratio=float(max_unknown_ratio),
+            min_repeats=MIN_REPEATS,
+        ),
     )
     check_settings(weights, rules)
     names = (pair[0].name, pair[1].name)
     ours = [p for p in points if p.topology in names and p.policy.decider == "node" and len(p.workload.turns) > 1]
     domain, axes = _domain_of(pair, ours), _axes_of(ours)
     rows = deltas[(deltas["baseline"] == names[0]) & (deltas["candidate"] == names[1])]
-    judged = {place: _judge(c, weights, rules, domain) for place, c in _raw_cells(rows, ours, axes).items()}
+    rows = rows.reindex(columns=list(DELTA_FIELDS))
+    cells = judged(_raw_cells(rows, ours, axes), weights, rules, domain)
     return DecisionTable(
         domain=domain,
         axes=axes,
         weights=weights,
         rules=rules,
         inputs_hash=_inputs_hash(rows, ours),
-        cells=_dense(judged, axes, rules),
+        cells=_dense(cells, axes, rules),
     ).to_json()
 
 
@@ -117,10 +130,16 @@ def reweighed(table: DecisionTable, w_ttft: float, w_tpot: float) -> DecisionTab
     """
     weights = Weights(w_ttft=float(w_ttft), w_tpot=float(w_tpot))
     check_settings(weights, table.rules)
-    judged = {
-        (c.context, c.type, c.qps): _judge(c, weights, table.rules, table.domain) for c in table.cells if c.visited
-    }
-    return replace(table, weights=weights, cells=_dense(judged, table.axes, table.rules), content_hash="")
+    visited = {(c.context, c.type, c.qps): c for c in table.cells if c.visited}
+    rules = replace(table.rules, min_repeats=MIN_REPEATS)
+    return replace(
+        table,
+        weights=weights,
+        rules=rules,
+        cells=_dense(judged(visited, weights, rules, table.domain), table.axes, rules),
+        schema_version=SCHEMA_VERSION,
+        content_hash="",
+    )
 
 
 def diff_tables(a: str, b: str) -> list[CellChange]:
@@ -207,36 +226,64 @@ def _turn2_lengths(workload: WorkloadSpec) -> tuple[int, int]:
     return workload.turns[1].input_tokens, workload.turns[1].output_tokens
 
 
-def _place(workload: WorkloadSpec, qps: float, axes: Axes) -> _Place:
+def _place(workload: WorkloadSpec, qps: float, axes: Axes) -> Place:
     context = axes.contexts[axes.context_index(workload.context_tokens(2))]
     kind = axes.types[axes.type_index(*_turn2_lengths(workload))]
     return context.name, kind.name, axes.qps[axes.qps_index(qps)]
 
 
-def _raw_cells(rows: pd.DataFrame, points: Sequence[Point], axes: Axes) -> dict[_Place, Cell]:
+def _raw_cells(rows: pd.DataFrame, points: Sequence[Point], axes: Axes) -> dict[Place, Cell]:
     """The visited cells with their figures, not judged yet. A visited cell without deltas has nulls."""
-    typed = rows.astype(dict.fromkeys(("qps", *_FIGURES), float))
+    typed = rows.astype(dict.fromkeys(("qps", *_FIGURES, "n_repeats"), float)).fillna({"n_repeats": 0.0})
     by_cell: dict[tuple[str, float], dict[Any, Any]] = {(r["workload"], r["qps"]): r for r in typed.to_dict("records")}
-    missing: dict[Any, Any] = {**dict.fromkeys(_FIGURES, math.nan), "n_pairs": 0}
-    visits: dict[_Place, dict[str, dict[Any, Any]]] = {}
+    missing: dict[Any, Any] = {**dict.fromkeys(_FIGURES, math.nan), "n_pairs": 0, "n_repeats": 0}
+    visits: dict[Place, dict[str, dict[Any, Any]]] = {}
     for p in points:
         found = by_cell.get((p.workload.name, float(p.qps)), missing)
         visits.setdefault(_place(p.workload, p.qps, axes), {})[p.workload.name] = found
     return {place: _raw_cell(place, seen) for place, seen in visits.items()}
 
 
-def _raw_cell(place: _Place, seen: dict[str, dict[Any, Any]]) -> Cell:
+def _raw_cell(place: Place, seen: dict[str, dict[Any, Any]]) -> Cell:
     # A workload without figures makes the whole cell NaN: half of a cell's evidence is not the cell's.
-    figures = {name: float(np.mean([row[name] for row in seen.values()])) for name in _MEANS}
-    figures |= {name: float(np.min([row[name] for row in seen.values()])) for name in _SUCCESSES}
+    rows = list(seen.values())
+    figures = {name: float(np.mean([row[name] for row in rows])) for name in _MEANS}
+    figures |= {name: float(np.min([row[name] for row in rows])) for name in _SUCCESSES}
     figures["delta_ttft"] = delta_ttft(figures["ttft_x0_s"], figures["ttft_x1_s"])
     figures["delta_tpot"] = delta_tpot(figures["tpot_x0_s"], figures["tpot_x1_s"])
+    figures |= _cell_errors(rows) | {name: float(np.max([row[name] for row in rows])) for name in _SUCCESS_ERRORS}
     known: dict[str, Any] = {name: _finite(value) for name, value in figures.items()}
-    n_pairs = int(sum(row["n_pairs"] for row in seen.values()))
-    return replace(_blank(place), workloads=tuple(sorted(seen)), n_pairs=n_pairs, **known)
+    return replace(
+        _blank(place),
+        workloads=tuple(sorted(seen)),
+        n_pairs=int(sum(row["n_pairs"] for row in rows)),
+        n_repeats=int(min(row["n_repeats"] for row in rows)),
+        **known,
+    )
 
 
-def _blank(place: _Place) -> Cell:
+def _cell_errors(rows: list[dict[Any, Any]]) -> dict[str, float]:
+    """Standard errors and correlation of a cell's deltas, from those of its workloads, whose seeds differ.
+
+    A cell's delta is the mean of its workloads' deltas weighted with their share of the x=0 mean; the shares' own errors are
+    left out. A cell of one workload has that workload's figures.
+    """
+    ttft, tpot = (
+        _shares([row[mean] for row in rows]) * np.array([row[error] for row in rows])
+        for mean, error in zip(("ttft_x0_s", "tpot_x0_s"), _DELTA_ERRORS, strict=True)
+    )
+    both = float(np.sum(np.array([row["delta_correlation"] for row in rows]) * ttft * tpot))
+    ttft_se, tpot_se = float(np.sqrt(np.sum(ttft**2))), float(np.sqrt(np.sum(tpot**2)))
+    correlation = both / (ttft_se * tpot_se) if ttft_se * tpot_se > 0 else 0.0 * both
+    return {"delta_ttft_se": ttft_se, "delta_tpot_se": tpot_se, "delta_correlation": correlation}
+
+
+def _shares(means: list[float]) -> Floats:
+    total = sum(means)
+    return np.array(means) / total if 0 < total < math.inf else np.full(len(means), math.nan)
+
+
+def _blank(place: Place) -> Cell:
     context, kind, qps = place
     return Cell(
         key=cell_key(context, kind, qps),
@@ -264,47 +311,18 @@ def _finite(value: float | np.floating) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _judge(cell: Cell, weights: Weights, rules: Rules, domain: Domain) -> Cell:
-    """Apply the module's four rules to one visited cell."""
-    decision, rule, s = _verdict(cell, weights, rules)
-    evidence: Evidence = domain.executor if decision else "insufficient"
-    return replace(cell, decision=decision or rules.fallback, evidence=evidence, rule=rule, score=s)
-
-
-def _verdict(cell: Cell, weights: Weights, rules: Rules) -> tuple[Side | None, Rule, float | None]:
-    if cell.success_x0_ratio is None or cell.success_x1_ratio is None:
-        return None, "undefined", None
-    x0_up, x1_up = (ratio >= rules.success_bound for ratio in (cell.success_x0_ratio, cell.success_x1_ratio))
-    if not (x0_up or x1_up):
-        return None, "both_failed", None
-    if (x0_up and not _defined(cell.ttft_x0_s, cell.tpot_x0_s)) or (
-        x1_up and not _defined(cell.ttft_x1_s, cell.tpot_x1_s)
-    ):
-        return None, "undefined", None
-    if not (x0_up and x1_up):
-        return ("local", "x0_failed", None) if x1_up else ("pd", "x1_failed", None)
-    if cell.delta_ttft is None or cell.delta_tpot is None:
-        return None, "undefined", None
-    s = score(cell.delta_ttft, cell.delta_tpot, weights.w_ttft, weights.w_tpot)
-    return ("local" if s > 0 else "pd"), "equation1", s
-
-
-def _defined(*means: float | None) -> bool:
-    return all(mean is not None and mean > 0 for mean in means)
-
-
-def _dense(judged: dict[_Place, Cell], axes: Axes, rules: Rules) -> tuple[Cell, ...]:
+def _dense(cells: dict[Place, Cell], axes: Axes, rules: Rules) -> tuple[Cell, ...]:
     """Every place of the axes: judged cells, borrowed cells, and cells on nothing at all with the fallback."""
     names = [c.name for c in axes.contexts]
     return tuple(
-        judged.get((names[i], kind.name, qps)) or _borrowed(judged, names, i, kind.name, qps, rules)
+        cells.get((names[i], kind.name, qps)) or _borrowed(cells, names, i, kind.name, qps, rules)
         for i, kind, qps in product(range(len(names)), axes.types, axes.qps)
     )
 
 
-def _borrowed(judged: dict[_Place, Cell], names: list[str], wanted: int, kind: str, qps: float, rules: Rules) -> Cell:
+def _borrowed(cells: dict[Place, Cell], names: list[str], wanted: int, kind: str, qps: float, rules: Rules) -> Cell:
     nearest = sorted(range(len(names)), key=lambda i: (abs(i - wanted), i))
-    source = next((judged[(names[i], kind, qps)] for i in nearest if (names[i], kind, qps) in judged), None)
+    source = next((cells[(names[i], kind, qps)] for i in nearest if (names[i], kind, qps) in cells), None)
     blank = _blank((names[wanted], kind, qps))
     if source is None:
         return replace(blank, decision=rules.fallback)

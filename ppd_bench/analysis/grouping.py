@@ -61,16 +61,26 @@ class SortedGroups:
         self._rows = order[~np.isnan(values[order])]
         self._values, self._groups, self._n_groups = values, groups, n_groups
 
-    def quantiles(self, keep: Flags, wanted: Sequence[float]) -> Floats:
-        """Quantiles by linear interpolation over the rows where ``keep``, shape (n_groups, len(wanted))."""
+    def quantiles(self, keep: Flags, wanted: Sequence[float], n_infinite: Groups | None = None) -> Floats:
+        """Quantiles by linear interpolation over the rows where ``keep``, shape (n_groups, len(wanted)).
+
+        ``n_infinite`` adds so many infinite values to each group: a quantile that touches one of them is infinite.
+        """
         rows = self._rows[keep[self._rows]]
-        values, n = self._values[rows], counts(self._groups[rows], self._n_groups)
+        values, n_finite = self._values[rows], counts(self._groups[rows], self._n_groups)
+        n = n_finite if n_infinite is None else n_finite + n_infinite
         out = np.full((self._n_groups, len(wanted)), np.nan)
         some = n > 0
-        start, last = (np.cumsum(n) - n)[some], n[some] - 1
+        start, last = (np.cumsum(n_finite) - n_finite)[some], n[some] - 1
+        padded = np.append(values, np.inf)
         for column, q in enumerate(wanted):
             place = q * last
             low = np.floor(place).astype(np.int64)
-            below, above = values[start + low], values[start + np.minimum(low + 1, last)]
-            out[some, column] = below + (above - below) * (place - low)
+            high = np.minimum(np.ceil(place).astype(np.int64), last)
+            below, above = (
+                padded[np.where(index < n_finite[some], start + index, len(values))] for index in (low, high)
+            )
+            with np.errstate(invalid="ignore"):  # between two infinite values
+                between = below + (above - below) * (place - low)
+            out[some, column] = np.where(np.isinf(above), above, between)
         return out

@@ -6,6 +6,8 @@ Undefined is NaN, never 0.
 
 from __future__ import annotations
 
+from typing import overload
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -76,14 +78,31 @@ def prefix_hit_tokens(records: pd.DataFrame) -> Floats:
     return np.where(np.isnan(on_prefill), floats(records, "cached_tokens"), on_prefill)
 
 
-def delta_ttft(x0_s: float, x1_s: float) -> float:
+@overload
+def delta_ttft(x0_s: float, x1_s: float) -> float: ...
+@overload
+def delta_ttft(x0_s: Floats, x1_s: Floats) -> Floats: ...
+def delta_ttft(x0_s: float | Floats, x1_s: float | Floats) -> float | Floats:
     """(TTFT(x=0) - TTFT(x=1)) / TTFT(x=0): positive when local is better. NaN unless both means are above 0."""
-    return (x0_s - x1_s) / x0_s if x0_s > 0 and x1_s > 0 else float("nan")
+    return _share_of(x0_s, x0_s, x1_s)
 
 
-def delta_tpot(x0_s: float, x1_s: float) -> float:
+@overload
+def delta_tpot(x0_s: float, x1_s: float) -> float: ...
+@overload
+def delta_tpot(x0_s: Floats, x1_s: Floats) -> Floats: ...
+def delta_tpot(x0_s: float | Floats, x1_s: float | Floats) -> float | Floats:
     """(TPOT(x=1) - TPOT(x=0)) / TPOT(x=0): positive when local is worse. NaN unless both means are above 0."""
-    return (x1_s - x0_s) / x0_s if x0_s > 0 and x1_s > 0 else float("nan")
+    return _share_of(x0_s, x1_s, x0_s)
+
+
+def _share_of(x0_s: float | Floats, more_s: float | Floats, less_s: float | Floats) -> float | Floats:
+    """(more - less) / x0 for single means or arrays of them; ``more`` and ``less`` are the two arms' means."""
+    x0, more, less = (np.asarray(mean, dtype=np.float64) for mean in (x0_s, more_s, less_s))
+    known = (more > 0) & (less > 0) & np.isfinite(x0)
+    share = np.where(known, more, np.nan) - np.where(known, less, np.nan)
+    share = share / np.where(known, x0, np.nan)
+    return share if share.ndim else float(share)
 
 
 def score(ttft_ratio: float, tpot_ratio: float, w_ttft: float, w_tpot: float) -> float:

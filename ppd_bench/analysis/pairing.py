@@ -1,4 +1,4 @@
-"""Pairs of arms (x=0 against x=1 of one layout) and the deltas of Equation 1 between them.
+"""Pairs of arms (x=0 against x=1 of one layout), the deltas of Equation 1 between them, and how sure these are.
 
 Both arms of a pair must have seen the same turns (I8); that is checked on every pair of points, not assumed.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from ppd_bench.analysis.confidence import covariance_of_deviations, half_width, leave_one_out
 from ppd_bench.analysis.grouping import Groups, counts, ratio, sums
 from ppd_bench.analysis.metrics import Floats, delta_tpot, delta_ttft, floats, labels, with_latencies
 from ppd_bench.core.errors import SpecError, StoreError
@@ -25,6 +26,7 @@ Pair = tuple[Topology, Topology]
 DELTA_FIELDS: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(PairedDelta))
 _CELL = ["workload", "qps", "repeat"]
 _TALLIES = ["n_turns", "n_ok", "n_ttft", "ttft_sum_s", "n_tpot", "tpot_sum_s"]
+_TOPS, _BOTTOMS = ["ttft_sum_s", "tpot_sum_s", "n_ok"], ["n_ttft", "n_tpot", "n_turns"]
 
 
 def pair_arms(points: Sequence[Point]) -> list[Pair]:
@@ -42,7 +44,8 @@ def deltas(records: pd.DataFrame, points: Sequence[Point]) -> pd.DataFrame:
 
     Takes records, not summaries, because ``n_pairs`` counts (repeat, session, turn) that are ok on both sides. Repeats
     are pooled: means stay 'over ok turn-2+ turns' (GLOSSARY). A repeat that one arm lacks is left out of both. Success
-    ratios are over all turns. Null (NaN) where a side has no such turn.
+    ratios are over all turns. Null (NaN) where a side has no such turn. Standard errors and intervals take the repeat as
+    the unit (``analysis.confidence``).
 
     Raises:
         SpecError: a topology has several points in one (workload, QPS, repeat), or the arms differ in more than x.
@@ -150,7 +153,7 @@ def _pair_deltas(pair: Pair, frame: pd.DataFrame, turns: _Turns) -> pd.DataFrame
     n_cells = int(frame["cell"].max()) + 1
     sides = [_side(arm, n_cells).loc[cells.index] for arm in (x0, x1)]
     n_pairs = turns.pairs_per_cell(x0, x1, n_cells)[cells.index]
-    return _delta_rows(pair, cells, sides, n_pairs)
+    return _with_intervals(_delta_rows(pair, cells, sides, n_pairs), _spread(x0, x1, n_cells).loc[cells.index])
 
 
 def _matched(pair: Pair, x0: pd.DataFrame, x1: pd.DataFrame, turns: _Turns) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -200,8 +203,52 @@ def _delta_rows(pair: Pair, cells: pd.DataFrame, sides: list[pd.DataFrame], n_pa
             "tpot_x1_s": x1["tpot"],
             "success_x0_ratio": x0["success"],
             "success_x1_ratio": x1["success"],
-            "delta_ttft": [delta_ttft(a, b) for a, b in zip(x0["ttft"], x1["ttft"], strict=True)],
-            "delta_tpot": [delta_tpot(a, b) for a, b in zip(x0["tpot"], x1["tpot"], strict=True)],
+            "delta_ttft": delta_ttft(floats(x0, "ttft"), floats(x1, "ttft")),
+            "delta_tpot": delta_tpot(floats(x0, "tpot"), floats(x1, "tpot")),
             "n_pairs": n_pairs,
         }
     )
+
+
+def figures_with_covariance(tops: Floats, bottoms: Floats, groups: Groups, n_groups: int) -> tuple[Floats, Floats]:
+    """Both deltas and both success ratios of each group of repeats, and the covariance of their errors.
+
+    Args:
+        tops, bottoms: shape (n_repeats, 6): per repeat, of x=0 then of x=1, sums and counts of TTFT, TPOT and successes.
+        groups: each row's group number in [0, n_groups).
+
+    Returns:
+        Shapes (n_groups, 4) and (n_groups, 4, 4): delta_ttft, delta_tpot, success at x=0, success at x=1.
+    """
+    pooled, without = leave_one_out(tops, bottoms, groups, n_groups)
+    figures = _figures(pooled)
+    return figures, covariance_of_deviations(_figures(without) - figures[groups], groups, n_groups)
+
+
+def _figures(means: Floats) -> Floats:
+    ttft0, tpot0, success0, ttft1, tpot1, success1 = means.T
+    return np.stack([delta_ttft(ttft0, ttft1), delta_tpot(tpot0, tpot1), success0, success1], axis=1)
+
+
+def _spread(x0: pd.DataFrame, x1: pd.DataFrame, n_cells: int) -> pd.DataFrame:
+    """Standard errors over repeats, indexed by cell number. Row i of one arm is the same repeat as row i of the other."""
+    cell: Groups = x0["cell"].to_numpy(dtype=np.int64)
+    tops, bottoms = (
+        np.concatenate([arm[names].to_numpy(dtype=np.float64) for arm in (x0, x1)], axis=1)
+        for names in (_TOPS, _BOTTOMS)
+    )
+    _, covariance = figures_with_covariance(tops, bottoms, cell, n_cells)
+    se = np.sqrt(np.einsum("cii->ci", covariance))
+    both = se[:, 0] * se[:, 1]
+    correlation = np.where(both == 0, 0.0, covariance[:, 0, 1] / np.where(both == 0, 1.0, both))
+    names = ("delta_ttft_se", "delta_tpot_se", "success_x0_se", "success_x1_se")
+    columns = dict(zip(names, se.T, strict=True))
+    return pd.DataFrame({"n_repeats": counts(cell, n_cells), **columns, "delta_correlation": correlation.clip(-1, 1)})
+
+
+def _with_intervals(rows: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
+    rows = rows.join(spread)
+    for name in ("delta_ttft", "delta_tpot"):
+        half = half_width(rows[f"{name}_se"], rows["n_repeats"])
+        rows = rows.assign(**{f"{name}_low": rows[name] - half, f"{name}_high": rows[name] + half})
+    return rows

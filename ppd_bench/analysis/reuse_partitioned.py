@@ -10,7 +10,7 @@ arrays:
 3. By request, the first position that is missing ends the leading run: ``leading``. All formulas of ``reuse`` follow from it.
 
 Ray Data: ``read_parquet(trace).flat_map(explode)``, ``.groupby("partition").map_groups(...)`` with ``missing``, then
-``.groupby("request").min ("position")``. Spark or any SQL engine: ``LEADING_SQL``; its two GROUP BYs are the two shuffles.
+``.groupby("request").min("position")``. Spark or any SQL engine: ``LEADING_SQL``; its two GROUP BYs are the two shuffles.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Slices are ``all``, ``turn1`` and ``turn2plus``. Latencies are over ok turns; qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
 from types import MappingProxyType
 
@@ -47,13 +47,17 @@ _QUANTILE_NAMES = tuple(f"p{q * 100:g}" for q in QUANTILES)
 _LATENCY_COLUMNS = tuple(
     f"{name}_{statistic}_s" for name in ("ttft", "tpot", "e2e") for statistic in ("mean", *_QUANTILE_NAMES)
 )
+_FAILURE_COLUMNS = tuple(
+    f"{name}_{quantile}_with_failures_s" for name in ("ttft", "tpot", "e2e") for quantile in _QUANTILE_NAMES
+)
 
 SUMMARY_FIELDS: tuple[str, ...] = (
     *("point_id", "executor", "topology", "configuration", "category", "layout", "policy"),
     *("node_x_ratio", "request_x_ratio", "realised_x_ratio", "model", "gpu"),
     *("workload", "workload_category", "qps", "repeat", "slice"),
     *("n_scheduled", "n_ok", "n_timeout", "n_error", "n_aborted", "n_unsent", "success_ratio"),
-    *("offered_rps", "achieved_rps", *_LATENCY_COLUMNS, "n_null_tpot", "itl_mean_s", "itl_max_s", "send_lag_p99_s"),
+    *("offered_rps", "achieved_rps", *_LATENCY_COLUMNS, *_FAILURE_COLUMNS),
+    *("n_null_tpot", "itl_mean_s", "itl_max_s", "send_lag_p99_s"),
     *("throughput_tokens_per_s", "span_s", "drain_s", "goodput_rps"),
     *("prefix_hit_ratio", "transferred_tokens", "transfer_bytes", "n_preemptions", "valid", "invalid_reasons"),
 )
@@ -86,6 +90,8 @@ def summarise(
     - ``span_s`` and ``throughput_tokens_per_s`` as in GLOSSARY: the span is the point's, in every slice. ``drain_s`` is
       the part of it after the arrival window.
     - ``realised_x_ratio``: share of the sent turn-2+ turns whose route was local (null for turn 1).
+    - Latencies are of survivors where turns failed. ``*_with_failures_s`` are the same quantiles over all scheduled turns, a
+      failed one counting as infinitely late: what a client that needs every answer met.
     - ``goodput_rps`` is null without an SLO. ``valid`` is false where ``invalid_reasons`` says why; ``problems`` are
       reasons from outside the records, by point id (a path that is not proven, an engine that died).
     """
@@ -93,7 +99,13 @@ def summarise(
     turns = _Turns(records, static["point_id"], np.array([p.duration_s for p in points]), slo)
     frames = [static.assign(slice=name, **_figures(turns, _slice_rows(turns.turn, name))) for name in SLICES]
     summary = pd.concat(frames).sort_index(kind="stable").reset_index(drop=True)
-    return _with_validity(summary, send_lag_limit_s, problems)[list(SUMMARY_FIELDS)]
+    judged = frozenset(point.point_id for point in points if not _holds_back(point))
+    return _with_validity(summary, send_lag_limit_s, judged, problems)[list(SUMMARY_FIELDS)]
+
+
+def _holds_back(point: Point) -> bool:
+    """Whether conversations wait by order, which is no lateness of the client."""
+    return point.workload.traffic is not None and point.workload.traffic.max_inflight_sessions is not None
 
 
 def configuration_name(point: Point) -> str:
@@ -189,10 +201,13 @@ def _count_figures(turns: _Turns, keep: Flags, ok: Flags) -> dict[str, Floats | 
 
 def _latency_figures(turns: _Turns, keep: Flags, ok: Flags) -> dict[str, Floats | Groups]:
     figures: dict[str, Floats | Groups] = {}
+    n_failed = turns.count(keep) - turns.count(ok)
     for name in ("ttft", "tpot", "e2e"):
         figures[f"{name}_mean_s"] = turns.reduce(means, turns.latency[f"{name}_s"], ok)
         found = turns.sorted[f"{name}_s"].quantiles(ok, QUANTILES)
         figures |= {f"{name}_{q}_s": found[:, i] for i, q in enumerate(_QUANTILE_NAMES)}
+        found = turns.sorted[f"{name}_s"].quantiles(ok, QUANTILES, n_failed)
+        figures |= {f"{name}_{q}_with_failures_s": found[:, i] for i, q in enumerate(_QUANTILE_NAMES)}
     n_gaps = floats(turns.frame, "itl_count")
     gap_time = np.where(n_gaps > 0, floats(turns.frame, "itl_mean_s") * n_gaps, np.nan)
     gaps_known = np.where(np.isnan(gap_time), np.nan, n_gaps)
@@ -218,13 +233,16 @@ def _token_figures(turns: _Turns, keep: Flags, ok: Flags) -> dict[str, Floats | 
     }
 
 
-def _with_validity(summary: pd.DataFrame, send_lag_limit_s: float, problems: Mapping[str, str]) -> pd.DataFrame:
+def _with_validity(
+    summary: pd.DataFrame, send_lag_limit_s: float, judged: Collection[str], problems: Mapping[str, str]
+) -> pd.DataFrame:
     point_lag = summary["send_lag_p99_s"].where(summary["slice"] == "all").groupby(summary["point_id"]).transform("max")
     checks = {
         "no turns": summary["n_scheduled"] == 0,
         "no turn succeeded": (summary["n_ok"] == 0) & (summary["n_scheduled"] > 0),
         f"send lag p99 above limit ({send_lag_limit_s:g} s)": (summary["executor"] == Executor.LIVE.value)
-        & (point_lag > send_lag_limit_s),
+        & (point_lag > send_lag_limit_s)
+        & summary["point_id"].isin(judged),
     }
     rows = zip(*(check.to_numpy() for check in checks.values()), strict=True)
     seen = [problems.get(point_id, "") for point_id in summary["point_id"]]

@@ -39,6 +39,10 @@ GOALS: dict[str, Goal] = {
 }
 """By name. ``ttft`` is the mean over turn-2+ turns and ``tpot`` the mean over all turns, as in the paper's tables."""
 
+SHARE_FIELDS = (
+    *("w_ttft", "w_tpot", "n_cells", "n_local", "n_tie", "n_no_interval"),
+    *("local_ratio", "local_low_ratio", "local_high_ratio"),
+)
 WINNER_FIELDS = ("workload", "workload_category", "qps", "goal", "winner", "category", "tied", "n_tied", "value")
 _CELL = ["workload", "workload_category", "qps"]
 
@@ -113,7 +117,8 @@ def local_share(
     """Share of a table's decisions that are local, for each value of ``w_tpot`` (the paper's Figure 6).
 
     Counts visited cells with sufficient evidence, of the given workload types and QPS levels (null: all). Columns:
-    w_ttft, w_tpot, n_cells, n_local, local_ratio (NaN without cells).
+    w_ttft, w_tpot, n_cells, n_local, n_tie, n_no_interval, local_ratio (as the table answers, ties with the fallback),
+    local_low_ratio and local_high_ratio (with every tie counted as pd, and as local). NaN without cells.
     """
     table, rows = DecisionTable.from_json(table_json), []
     for weight in w_tpot:
@@ -126,6 +131,9 @@ def local_share(
             and (qps is None or c.qps in qps)
         ]
         n_local = sum(c.decision == "local" for c in cells)
-        share = n_local / len(cells) if cells else float("nan")
-        rows.append((float(w_ttft), float(weight), len(cells), n_local, share))
-    return pd.DataFrame(rows, columns=["w_ttft", "w_tpot", "n_cells", "n_local", "local_ratio"])
+        ties = [c.decision for c in cells if c.certainty == "tie"]
+        n_unknown = sum(c.certainty == "no_interval" for c in cells)
+        low = n_local - ties.count("local")
+        shares = [n / len(cells) if cells else float("nan") for n in (n_local, low, low + len(ties))]
+        rows.append((float(w_ttft), float(weight), len(cells), n_local, len(ties), n_unknown, *shares))
+    return pd.DataFrame(rows, columns=list(SHARE_FIELDS))

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from ppd_bench import __version__
-from ppd_bench.cli import reuse, roofline
+from ppd_bench.cli import calibrate, interference, replay, reuse, roofline, router, study
 from ppd_bench.cli.console import open_console
 from ppd_bench.cli.errors import guarded
 from ppd_bench.cli.trace import trace_app
-from ppd_bench.core.errors import Interrupted
+from ppd_bench.core.errors import Interrupted, SpecError
 
 HELP = """Measure how to split GPUs between prefill and decode, and where to prefill follow-up turns.
 
@@ -35,7 +35,6 @@ table_app = typer.Typer(help="Look at decision tables.", rich_markup_mode=None, 
 app.add_typer(table_app, name="table")
 app.add_typer(trace_app, name="trace")
 reuse.register(trace_app)
-roofline.register(app)
 
 SweepArg = Annotated[
     str | None,
@@ -80,6 +79,12 @@ Duration = Annotated[str | None, typer.Option(help="Arrival window of a point, s
 Timeout = Annotated[str | None, typer.Option(help="Per-turn time-out, such as 30s.")]
 ThinkTime = Annotated[str | None, typer.Option(help="Pause before a follow-up turn, such as 2s.")]
 Clean = Annotated[bool, typer.Option("--clean", help="End engines that a killed ppd-bench left behind.")]
+ForTable = Annotated[
+    bool, typer.Option("--for-table", help="Only what a decision table needs: x=0 and x=1 of each layout.")
+]
+ForSplit = Annotated[
+    bool, typer.Option("--for-split", help="What a choice of split needs: the same, replicas and hybrids.")
+]
 Jobs = Annotated[int, typer.Option(min=0, help="Simulator processes; 0 means one per core.")]
 
 
@@ -106,6 +111,8 @@ def plan(
     timeout: Timeout = None,
     think_time: ThinkTime = None,
     repeats: Annotated[int | None, typer.Option(min=1)] = None,
+    for_table: ForTable = False,
+    for_split: ForSplit = False,
     jobs: Jobs = 0,
     commands: Annotated[bool, typer.Option("--commands", help="Print the engines' commands for every launch.")] = False,
     device: Device = "cuda",
@@ -123,9 +130,14 @@ def plan(
         duration=duration, timeout=timeout, think_time=think_time, repeats=repeats, engine={"handoff": handoff},
     )  # fmt: skip
     live = _live(device, engine_python, model_path)
-    request = SweepRequest(source="quick" if quick else sweep, overrides=overrides, n_processes=jobs, live=live)
+    request = SweepRequest(
+        source="quick" if quick else sweep, overrides=overrides, n_processes=jobs, live=live, goal=_goal(for_table, for_split)
+    )
     prepared, here = prepare_plan(request)
-    show_plan(open_console(), make_plan(prepared), here)
+    found = make_plan(prepared)
+    show_plan(open_console(), found, here)
+    for line in found.goals:
+        typer.echo(line)
     if commands:
         from ppd_bench.runner.plan import launch_texts
 
@@ -177,6 +189,17 @@ def sweep(
     ] = None,
     w_ttft: SweepWeight = None,
     w_tpot: SweepWeight = None,
+    for_table: ForTable = False,
+    for_split: ForSplit = False,
+    refine: Annotated[
+        bool, typer.Option("--refine", help="Every cell once, then repeats where a decision is uncertain and matters.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(metavar="GPU_SECONDS", help="With --refine: stop before more is spent.")
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="With --refine: stop when every cell's decision is right with this chance.")
+    ] = 0.95,
     jobs: Jobs = 0,
     report: Annotated[bool, typer.Option(help="Also write tables, plots and the page.")] = True,
 ) -> None:
@@ -188,12 +211,14 @@ def sweep(
         policy=_policy(x, policy, table, max_uncached_tokens),
     )  # fmt: skip
     from ppd_bench.runner.artefacts import TableOptions
+    from ppd_bench.runner.refine import refine_options
     from ppd_bench.runner.sweep import SweepRequest
 
     _run_sweep(SweepRequest(
         source="quick" if quick else sweep, overrides=overrides, name=name, out=out, n_processes=jobs,
         tables=TableOptions(w_ttft=w_ttft, w_tpot=w_tpot), with_report=report,
         live=_live(device, engine_python, model_path, endpoints, via, clients),
+        goal=_goal(for_table, for_split), refine=refine_options(refine, budget, confidence),
     ), clean=clean, log_json=log_json)  # fmt: skip
 
 
@@ -207,7 +232,8 @@ def _run_sweep(request: Any, *, clean: bool, log_json: str | None) -> None:
     console = open_console(stderr=log_json == STANDARD_OUTPUT)
     prepared = runner.prepare(request, end_orphans=orphan_question(console, clean=clean))
     console.print(runner.evidence_line(prepared))
-    console.print(f"sweep: {prepared.shown}, {len(prepared.points):,} points; run folder: {prepared.folder}")
+    count = "" if prepared.request.refine is None else "at most "
+    console.print(f"sweep: {prepared.shown}, {count}{len(prepared.points):,} points; run folder: {prepared.folder}")
     with ExitStack() as stack:
         logs = [] if log_json is None else [stack.enter_context(EventLog(log_json, prepared))]
         progress = stack.enter_context(SweepProgress(console))
@@ -276,9 +302,19 @@ def plot(run: RunArg, out: OutOption = None) -> None:
 
 @app.command()
 def report(
-    run: RunArg, out: Annotated[Path | None, typer.Option(help="The page's path; default RUN/report.html.")] = None
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder, such as results/paper-sim.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page's path; default RUN/report.html.")] = None,
+    router_log: Annotated[
+        Path | None, typer.Option(help="Instead: what a router's decision log says of tables, stages and errors.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --router-log: as JSON.")] = False,
 ) -> None:
-    """Write the one-page HTML report: words first, then plots and tables."""
+    """Write the one-page HTML report of a run: words first, then plots and tables. Or read a router's decision log."""
+    if (run is None) == (router_log is None):
+        raise SpecError("command line: give either a run folder or --router-log FOLDER")
+    if router_log is not None:
+        return router.report_router_log(router_log, as_json=as_json)
+    assert run is not None
     from ppd_bench.runner import artefacts
     from ppd_bench.runner.runs import open_run
 
@@ -287,18 +323,44 @@ def report(
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="What to reproduce: paper.")],
+    what: Annotated[str, typer.Argument(help="paper (its tables, from RUN), or a part: figure4, table3, ...")],
     run: RunArg = Path("results/paper-sim"),
-    out: Annotated[Path | None, typer.Option(help="Also write the comparison as CSV.")] = None,
+    part: Annotated[str | None, typer.Option(help="With paper: one part instead of its tables.")] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="Conversations for a part: PATH, or wildchat=PATH or sharegpt=PATH for the paper's own."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="For conversations of text: a tokenizer.json or its folder.")
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Folder of decision tables for a part; default: compiled from the paper's grid.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A part with few points: a first look.")] = False,
+    jobs: Jobs = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Tables: also write them as CSV. A part: its folder; default results/reproduce.")
+    ] = None,
 ) -> None:
-    """The paper's Tables 1, 2, 5 and its 92.2 % figure from a run, beside the published figures."""
+    """The paper's Tables 1, 2, 5 and its 92.2 % figure from a run, or one of its figures simulated, beside the published
+    figures."""
+    console = open_console()
+    if what != "paper" or part is not None:
+        from ppd_bench.cli.show_part import show_part
+        from ppd_bench.runner.reproduce_parts import PartRequest
+        from ppd_bench.runner.reproduce_registry import reproduce_part
+
+        request = PartRequest(
+            datasets=tuple(dataset or ()), tokenizer=tokenizer, tables=tables, quick=quick, n_processes=jobs, out=out
+        )
+        show_part(console, reproduce_part(part or what, request, console.print))
+        return
     from ppd_bench.cli.show import show_comparison, show_constants
     from ppd_bench.runner import reproduce as runner
     from ppd_bench.runner.runs import open_run
 
     opened = open_run(run)
     result = runner.reproduce(what, opened, out)
-    console = open_console()
     console.print(result.headline)
     show_comparison(console, result.comparison, opened.evidence)
     if result.constants:
@@ -393,6 +455,14 @@ def _overrides(*, topologies: str | None, workloads: str | None, qps: str | None
     return {**others, "topologies": _list(topologies), "workloads": _list(workloads), "qps": _numbers(qps)}
 
 
+def _goal(for_table: bool, for_split: bool) -> Any:
+    if for_table and for_split:
+        raise SpecError(
+            "command line: --for-table and --for-split: give one; what a split needs holds what a table needs"
+        )
+    return "table" if for_table else "split" if for_split else None
+
+
 def _policy(x: float | None, decider: str | None, table: str | None, tokens: int | None = None) -> dict[str, Any]:
     """Each option implies its decider; what contradicts is left for the sweep's checks."""
     given = (("fraction", x), ("table", table), ("threshold", tokens))
@@ -430,6 +500,10 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+for verbs in (router, replay, study, roofline, calibrate, interference):
+    verbs.register(app)
 
 
 def main() -> None:

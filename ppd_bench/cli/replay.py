@@ -21,7 +21,8 @@ Tokenizer = Annotated[Path | None, typer.Option(help="For traces of text: a toke
 BlockTokens = Annotated[int | None, typer.Option(min=1, help="Block size of its ids where it is not the format's.")]
 Sessions = Annotated[str, typer.Option(help="Where the trace names none: chain derives them, none does not.")]
 LoopOption = Annotated[
-    str | None, typer.Option("--loop", help="timestamps (open loop) or completion (after the answer); default: the trace's.")
+    str | None,
+    typer.Option("--loop", help="timestamps (open loop) or completion (after the answer); default: the trace's."),
 ]
 TimeScale = Annotated[float, typer.Option(help="Recorded times are divided by this.")]
 Qps = Annotated[float | None, typer.Option(help="Draw whole conversations at this rate, not their recorded arrivals.")]
@@ -71,7 +72,8 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="Run folder; default results/replay-TRACE-EXECUTOR.")] = None,
     report: Annotated[bool, typer.Option(help="Also write plots and the page.")] = True,
 ) -> None:
-    """Play recorded traffic: simulated, on engines (--endpoints, --device cpu) or through a router (--via). Writes a run folder."""
+    """Play recorded traffic: simulated, on engines (--endpoints, --device cpu) or through a router (--via). Writes a run
+    folder."""
     from ppd_bench.runner.live import live_options
     from ppd_bench.runner.replay import ReplayRequest
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # only for signatures: --help should not wait for pandas
 
 What = Annotated[str, typer.Argument(help="The study: agentic.")]
 TraceArg = Annotated[
-    Path | None, typer.Argument(metavar="[TRACE]", help="A trace or folder; default: one generated from published quantiles.")
+    Path | None,
+    typer.Argument(metavar="[TRACE]", help="A trace or folder; default: one generated from published quantiles."),
 ]
 
 
@@ -30,16 +31,21 @@ def study(
     trace: TraceArg = None,
     format: Annotated[str | None, typer.Option("--format", help="Format of the trace; default: detected.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="For traces of text: a tokenizer.json or its folder.")] = None,
-    sessions: Annotated[str, typer.Option(help="Where the trace names none: chain derives them, none does not.")] = "chain",
+    sessions: Annotated[
+        str, typer.Option(help="Where the trace names none: chain derives them, none does not.")
+    ] = "chain",
     requests: Annotated[int, typer.Option(min=0, help="Requests, in whole conversations; 0: the whole trace.")] = 1000,
     time_scale: Annotated[float, typer.Option(help="Recorded times are divided by this.")] = 10.0,
     max_inflight_sessions: Annotated[int, typer.Option(min=1, help="Conversations in flight, at most.")] = 8,
-    max_request_tokens: Annotated[int, typer.Option(min=1, help="Longer requests are left out, and counted.")] = 200_000,
+    max_request_tokens: Annotated[
+        int, typer.Option(min=1, help="Longer requests are left out, and counted.")
+    ] = 200_000,
     timeout: Annotated[float, typer.Option(min=0.1, help="Per-turn time-out, seconds.")] = 600.0,
     gpu: Annotated[str, typer.Option(help="GPU profile.")] = "h20",
-    model: Annotated[str, typer.Option(help="Model profile.")] = "qwen3-30b-a3b",
+    model: Annotated[str, typer.Option(help="Model profile.")] = "qwen3-coder-30b-a3b",
     step_overhead: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds per engine step beyond its kernels; default: the simulator's.")
+        float | None,
+        typer.Option(min=0.0, help="Seconds per engine step beyond its kernels; default: the simulator's."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the generated trace and of ties.")] = 0,
     sweeps: Annotated[bool, typer.Option(help="Also sweep KV capacity, decode share, reuse and load.")] = True,

@@ -44,7 +44,9 @@ class EngineSettings:
     """Engine flags and hand-off model that both arms of a pair share (part of ``pair_key``).
 
     ``handoff``: ``push_blocking`` (the paper's P2P NCCL connector) or ``pull_async`` (NIXL); see ``sim.handoff``.
-    ``kv_link_bytes_per_s`` null takes the GPU profile's. ``emulated_link_bytes_per_s`` adds Equation 2's delay.
+    ``dispatch``: ``await`` tells D of a turn when P has answered; ``fire_and_forget`` tells both at once, so that D holds KV memory
+    from the start (with ``pull_async``). ``kv_link_bytes_per_s`` null takes the GPU profile's. ``emulated_link_bytes_per_s`` adds
+    Equation 2's delay.
     """
 
     max_num_batched_tokens: int = 8192
@@ -55,6 +57,7 @@ class EngineSettings:
     prefix_caching: bool = True
     kv_connector: str = "P2pNcclConnector"
     handoff: str = "push_blocking"
+    dispatch: str = "await"
     kv_link_bytes_per_s: float | None = None
     kv_link_latency_s: float = 0.0005
     emulated_link_bytes_per_s: float | None = None
@@ -65,9 +68,14 @@ class EngineSettings:
 class SimSettings:
     """Named parameters of the simulator that a compute model misses (COST_MODEL.md, 'Overheads').
 
-    ``cost_model``: ``auto`` takes the step table of (gpu, model) where there is one and the roofline otherwise.
+    ``cost_model``: ``auto`` takes the step table of (gpu, model) where there is one and the roofline otherwise; ``aiconfigurator``
+    one fitted to that package's kernels.
     ``step_table_json``: text of a user's own step surface (``sim.step_tables``), null for the built-in ones.
     ``receiver_cost_s``: hypothesis, seconds that a receiver of ``push_blocking`` spends on each transfer; default 0.
+    ``kv_capacity_tokens``: of one engine, in place of what its memory leaves; null computes it.
+    ``transfer_base_s`` and ``transfer_bytes_per_s``: what a transfer takes, in place of ``engine.kv_link_latency_s`` and of the rate
+    of the link, which are settings of engines and part of ``pair_key``; null takes those. ``fitted_profile`` names the profile
+    (``core.fitted_profile``) that figures came from, empty where none did.
     ``activation_reserve_bytes``: fitted on the two KV capacities of COST_MODEL.md (H100 432,992 and H200 882,732 tokens at 0.9).
     """
 
@@ -78,9 +86,13 @@ class SimSettings:
     visit_overhead_s: float = 0.015
     router_overhead_s: float = 0.001
     receiver_cost_s: float = 0.0
+    transfer_base_s: float | None = None
+    transfer_bytes_per_s: float | None = None
+    kv_capacity_tokens: int | None = None
     activation_reserve_bytes: int = 4_100_000_000
     snapshot_interval_s: float = 1.0
     snapshot_delay_s: float = 0.01
+    fitted_profile: str = ""
     profile_hash: str = ""
 
 

@@ -13,7 +13,9 @@ class PairedDelta:
     """One cell of Equation 1: a (workload, QPS) at x=0 against x=1 of one layout.
 
     Means are over ok turn-2+ turns, seconds; null where a side has none. ``n_pairs`` counts turns that are ok on both
-    sides. Intervals and probability are null until there are repeats.
+    sides. ``n_repeats`` counts repeats that both sides have; they are the independent draws behind the standard errors
+    (``_se``), the correlation of the two deltas' errors, and the 95 % intervals (``_low``, ``_high``). Standard errors are
+    null with one repeat, intervals below ``analysis.confidence.MIN_REPEATS``.
     """
 
     baseline: str
@@ -29,3 +31,13 @@ class PairedDelta:
     delta_ttft: float | None
     delta_tpot: float | None
     n_pairs: int
+    n_repeats: int
+    delta_ttft_se: float | None
+    delta_ttft_low: float | None
+    delta_ttft_high: float | None
+    delta_tpot_se: float | None
+    delta_tpot_low: float | None
+    delta_tpot_high: float | None
+    delta_correlation: float | None
+    success_x0_se: float | None
+    success_x1_se: float | None

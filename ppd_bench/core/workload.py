@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,11 +15,69 @@ class TurnLengths:
     output_tokens: int
 
 
+Loop = Literal["timestamps", "completion"]
+"""``timestamps``: every request at its recorded instant, whatever became of the one before (open loop). ``completion``: a turn
+follows the answer before it, after its think time and not before its recorded instant."""
+
+Arrivals = Literal["recorded", "poisson"]
+"""``recorded``: conversations begin when they began. ``poisson``: whole conversations, drawn anew, begin at the point's QPS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficFigures:
+    """What a source amounts to after its caps: enough to estimate a point without its file. Tokens are means per request."""
+
+    n_sessions: int
+    n_requests: int
+    duration_s: float
+    prompt_tokens: float
+    output_tokens: float
+    longest_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficSpec:
+    """Recorded traffic and how it is played, by value: whatever changes a turn changes the point that holds this.
+
+    ``source`` is the file's name for people and ``sha256`` its content; where the file lies travels beside the points.
+    ``reading`` is how the file was read (format, and for text the tokenizer or estimate); ``sessions`` is the rule that joined
+    requests into conversations. ``time_scale`` divides every recorded time: 10 plays an hour in six minutes.
+
+    ``max_request_tokens``: requests whose prompt and answer exceed it are left out. ``max_requests``: whole conversations in
+    order of arrival until so many requests. ``max_inflight_sessions``: a conversation (with those that it starts) waits to
+    begin while so many are under way. Null means no such limit. ``reuse_ratio`` below 1 leaves that share of the recorded
+    prefix reuse (``workload.thinning``).
+    """
+
+    source: str
+    sha256: str
+    reading: str
+    sessions: str
+    loop: Loop
+    figures: TrafficFigures
+    arrivals: Arrivals = "recorded"
+    time_scale: float = 1.0
+    max_request_tokens: int | None = None
+    max_requests: int | None = None
+    max_inflight_sessions: int | None = None
+    reuse_ratio: float = 1.0
+
+    @property
+    def window_s(self) -> float:
+        """Seconds over which recorded arrivals are played; 1 where all arrive at once."""
+        return self.figures.duration_s / self.time_scale or 1.0
+
+    @property
+    def sessions_per_s(self) -> float:
+        """Conversations per second as recorded and scaled: the QPS of a point with recorded arrivals."""
+        return self.figures.n_sessions / self.window_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """A synthetic multi-turn workload with fixed lengths (paper, Section 4.2).
+    """A multi-turn workload: synthetic with fixed lengths (paper, Section 4.2), or recorded ``traffic`` (then without ``turns``).
 
-    ``category`` is the paper's plot column: ``decode_heavy``, ``balanced`` or ``prefill_heavy``.
+    ``category`` is the paper's plot column, ``decode_heavy``, ``balanced`` or ``prefill_heavy``, and ``recorded`` for traffic.
     ``max_output_tokens`` is what clients declare, and all that a policy may know of the output length in advance.
     """
 
@@ -25,19 +85,45 @@ class WorkloadSpec:
     category: str
     turns: tuple[TurnLengths, ...]
     max_output_tokens: int
+    traffic: TrafficSpec | None = None
 
     def context_tokens(self, turn: int) -> int:
         """Tokens of history before the given 1-based turn: all earlier inputs and outputs."""
         return sum(t.input_tokens + t.output_tokens for t in self.turns[: turn - 1])
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest conversation, or of the longest request of recorded traffic, answer included."""
+        return self.traffic.figures.longest_tokens if self.traffic else self.context_tokens(len(self.turns) + 1)
+
+    @property
+    def turns_per_session(self) -> float:
+        """Turns of a conversation; of recorded traffic, their mean."""
+        if self.traffic is None:
+            return float(len(self.turns))
+        figures = self.traffic.figures
+        return figures.n_requests / figures.n_sessions if figures.n_sessions else 0.0
+
+    @property
+    def output_tokens_per_session(self) -> float:
+        """Tokens that a conversation generates; of recorded traffic, their mean."""
+        if self.traffic is None:
+            return float(sum(turn.output_tokens for turn in self.turns))
+        return self.traffic.figures.output_tokens * self.turns_per_session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One request of a conversation.
 
-    Exactly one of ``scheduled_s`` (turn 1, seconds since the point's start) and ``think_time_s`` (later turns, seconds
-    after the previous turn's last token) is set. ``output_tokens`` is the truth and is never shown to a policy (I6).
-    ``block_ids`` are content ids of the prompt's full blocks where a trace has them, else null (private content).
+    ``scheduled_s`` (seconds since the point's start) alone: sent then, whatever became of the turn before. ``think_time_s``
+    alone: sent so long after the last token of the turn before. Both: at the later of the two. Synthetic turns have the first
+    for turn 1 and the second afterwards. ``after`` is, for a first turn that a request of another conversation started (a sub-
+    agent, a branch), that request's id: it takes the place of the turn before.
+
+    ``output_tokens`` is the truth and is never shown to a policy (I6). ``block_ids`` are content ids of the prompt's blocks of
+    ``block_tokens`` tokens (null: the engine's block size) where a trace has them, each standing for its whole prefix, and null
+    for private content. The last may stand for a part of a block; without such an id, what is left of the prompt is private.
     """
 
     request_id: str
@@ -49,7 +135,9 @@ class Turn:
     input_tokens: int
     output_tokens: int
     max_output_tokens: int
-    block_ids: tuple[int, ...] | None = None
+    block_ids: Sequence[int] | None = None
+    block_tokens: int | None = None
+    after: str | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -9,36 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
 import httptools
 
+from ppd_bench.engine.exchange import NO_LIMITS, Clock, Exchange, Flow, Limits, OnHead
 from ppd_bench.engine.stream import CompletionReader, Failure, StreamOutcome
 
-Clock = Callable[[], float]
-"""Seconds on a monotonic clock."""
+__all__ = ["COMPLETIONS", "NO_LIMITS", "Client", "Clock", "Flow", "Limits", "OnHead"]
 
 COMPLETIONS = "/v1/completions"
+FIRST_FINAL_STATUS = 200
+"""Answers below it announce another one."""
 MAX_IDLE_S = 2.0
 """Kept connections are used again within this time: uvicorn closes idle ones after 5 s, and a request that meets that is lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When an exchange is given up. ``deadline_s`` is an instant on the client's clock, the others are durations.
-
-    ``first_byte_s``: from sending to the first byte of the answer. ``idle_s``: longest silence after that (GLOSSARY: timeout).
-    """
-
-    deadline_s: float = float("inf")
-    connect_s: float = 10.0
-    first_byte_s: float = float("inf")
-    idle_s: float = float("inf")
-
-
-NO_LIMITS = Limits()
 
 
 class Client:
@@ -49,8 +34,8 @@ class Client:
         self.n_connections_opened = 0
         self._idle: dict[tuple[str, int], list[_Connection]] = {}
         self._arrived: list[tuple[_Connection, float, bytes]] = []
-        self._loop = asyncio.get_running_loop()
-        self._left: set[asyncio.Task[StreamOutcome]] = set()
+        self.loop = asyncio.get_running_loop()
+        self._reaching: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,33 +63,59 @@ class Client:
         headers: Mapping[str, str] | None = None,
         limits: Limits = NO_LIMITS,
         on_sent: Callable[[float], None] | None = None,
+        on_head: OnHead | None = None,
         tap: Callable[[bytes], None] | None = None,
+        flow: Flow | None = None,
+        reader: type[CompletionReader] = CompletionReader,
+        release_s: float = 0.0,
     ) -> StreamOutcome:
         """POST a JSON body and read the whole answer. Whatever goes wrong is in the outcome; nothing is raised.
 
-        ``request_id`` goes into ``X-Request-Id``. ``on_sent`` is called when the request is written, ``tap`` gets the
-        body's bytes as they arrive, for those who relay them.
-        Cancelling the caller closes the connection at once.
+        ``request_id`` goes into ``X-Request-Id``. ``on_sent`` is called when the request is written. For those who relay:
+        ``on_head`` gets status and headers, ``tap`` the body's bytes as they arrive, ``flow`` can hold the answer up, and
+        ``reader=RelayReader`` reads no more of a stream than they need. What ``on_head`` or ``tap`` raise is raised here.
+        Cancelling the caller closes the connection at once; with ``release_s``, that long after the request was sent, and even a
+        request that is still to be sent is sent. An answer that is whole by then is returned, and the caller cancelled at its
+        next wait: P's answer holds a handle that D must be told of (ROUTER.md B9).
         """
-        exchange = _Exchange(self, limits, tap)
-        connection = self._kept(host, port) or await self._connect(host, port, limits, exchange)
-        if connection is not None:
-            connection.send(_request(host, port, path, body, request_id, headers), exchange)
-            if on_sent is not None:
-                on_sent(self.clock())
+        exchange = Exchange(self, limits, reader(), tap, on_head, flow, on_sent)
+        request = _request(host, port, path, body, request_id, headers)
+        left = False
         try:
+            connection = self._kept(host, port)
+            if connection is not None:
+                connection.send(request, exchange)
+            elif release_s > 0.0:
+                await asyncio.shield(self._reach_in_background(host, port, limits, request, exchange))
+            else:
+                await self._reach(host, port, limits, request, exchange)
             return await exchange.future
+        except asyncio.CancelledError:
+            if exchange.has_answer:
+                _cancel_later()
+                return exchange.future.result()
+            left = release_s > 0.0 and exchange.leave(release_s)
+            raise
         finally:
-            exchange.abandon()
+            if not left:
+                exchange.abandon()
 
-    def leave(self, exchange: asyncio.Task[StreamOutcome], within_s: float) -> None:
-        """Let an exchange that nobody waits for go on for so long, then close its connection."""
-        if within_s <= 0.0:
-            exchange.cancel()
+    async def _reach(self, host: str, port: int, limits: Limits, request: bytes, exchange: Exchange) -> None:
+        connection = await self._connect(host, port, limits, exchange)
+        if connection is None:
             return
-        self._left.add(exchange)
-        exchange.add_done_callback(self._left.discard)
-        self._loop.call_later(within_s, exchange.cancel)
+        if exchange.abandoned:
+            connection.abort()
+        else:
+            connection.send(request, exchange)
+
+    def _reach_in_background(
+        self, host: str, port: int, limits: Limits, request: bytes, exchange: Exchange
+    ) -> asyncio.Task[None]:
+        task = self.loop.create_task(self._reach(host, port, limits, request, exchange))
+        self._reaching.add(task)
+        task.add_done_callback(self._reaching.discard)
+        return task
 
     def _kept(self, host: str, port: int) -> _Connection | None:
         idle = self._idle.get((host, port), [])
@@ -115,11 +126,11 @@ class Client:
             connection.abort()
         return None
 
-    async def _connect(self, host: str, port: int, limits: Limits, exchange: _Exchange) -> _Connection | None:
+    async def _connect(self, host: str, port: int, limits: Limits, exchange: Exchange) -> _Connection | None:
         within_s = min(limits.connect_s, limits.deadline_s - self.clock())
         try:
             async with asyncio.timeout(within_s):
-                _, connection = await self._loop.create_connection(lambda: _Connection(self, (host, port)), host, port)
+                _, connection = await self.loop.create_connection(lambda: _Connection(self, (host, port)), host, port)
         except TimeoutError:
             late = Failure.TIMEOUT if self.clock() >= limits.deadline_s else Failure.UNREACHABLE
             exchange.finish((late, f"no connection to {host}:{port} within {within_s:.3g} s"))
@@ -138,7 +149,7 @@ class Client:
     def arrived(self, connection: _Connection, data: bytes) -> None:
         """Stamp now, parse when this round of the event loop has stamped everything."""
         if not self._arrived:
-            self._loop.call_soon(self.parse_arrived)
+            self.loop.call_soon(self.parse_arrived)
         self._arrived.append((connection, self.clock(), data))
 
     def parse_arrived(self) -> None:
@@ -158,81 +169,12 @@ def _request(host: str, port: int, path: str, body: bytes, request_id: str, head
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
 
-class _Exchange:
-    """One request and its answer."""
-
-    def __init__(self, client: Client, limits: Limits, tap: Callable[[bytes], None] | None) -> None:
-        self.reader = CompletionReader()
-        self.tap = tap
-        self.future: asyncio.Future[StreamOutcome] = asyncio.get_running_loop().create_future()
-        self._client = client
-        self._limits = limits
-        self._connection: _Connection | None = None
-        self._sent_s: float | None = None
-        self._last_byte_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def sent(self, connection: _Connection) -> None:
-        self._connection = connection
-        self._sent_s = self._last_byte_s = self._client.clock()
-        self._watch()
-
-    def on_body(self, piece: bytes, now_s: float) -> None:
-        self._last_byte_s = now_s
-        self.reader.on_body(piece, now_s)
-        if self.tap is not None:
-            self.tap(piece)
-
-    def _due(self) -> tuple[float, str]:
-        """When this exchange is given up as things stand, and what to say then."""
-        limits = self._limits
-        if self.reader.first_byte_s is None:
-            silence_s, what = limits.first_byte_s, "no byte of an answer"
-        else:
-            silence_s, what = limits.idle_s, "no further byte"
-        if self._last_byte_s + silence_s < limits.deadline_s:
-            return self._last_byte_s + silence_s, f"{what} for {silence_s:g} s"
-        return limits.deadline_s, "the answer did not end before its deadline"
-
-    def _watch(self) -> None:
-        due_s, message = self._due()
-        if due_s == float("inf"):
-            return
-        left_s = due_s - self._client.clock()
-        if left_s > 0.0:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._on_timer)
-        else:
-            self.finish((Failure.TIMEOUT, message))
-
-    def _on_timer(self) -> None:
-        self._client.parse_arrived()
-        if not self.future.done():
-            self._watch()
-
-    def finish(self, broken: tuple[Failure, str] | None) -> None:
-        """End the exchange; where it is ``broken``, its connection is closed."""
-        if self.future.done():
-            return
-        now_s = self._client.clock()
-        last_token_s = self.reader.last_token_s
-        if broken is None and last_token_s is not None and last_token_s > self._limits.deadline_s:
-            broken = (Failure.TIMEOUT, "the last token came after the deadline")
-        self.future.set_result(self.reader.outcome(sent_s=self._sent_s, end_s=now_s, broken=broken))
-        self._release(reusable=broken is None)
-
-    def abandon(self) -> None:
-        """The caller has gone or has its answer: nothing may go on in the background."""
-        if not self.future.done():
-            self.future.cancel()
-        self._release(reusable=False)
-
-    def _release(self, *, reusable: bool) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.let_go(reusable)
+def _cancel_later() -> None:
+    """Put the cancellation that the current task has just met off until its next wait."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+        task.cancel()
 
 
 class _Connection(asyncio.Protocol):
@@ -243,16 +185,22 @@ class _Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._client = client
         self._transport: asyncio.Transport | None = None
-        self._exchange: _Exchange | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
         self._headers: dict[str, str] = {}
         self._now_s = 0.0
+        self._complete = False
+        self._n_pieces = 0
+        self._keep_alive = False
+        self._reading = True
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # the parser's callback, once per chunk: no Python frame for it
+        self._parser = httptools.HttpResponseParser(self)
 
     @property
     def is_closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
-    def send(self, request: bytes, exchange: _Exchange) -> None:
+    def send(self, request: bytes, exchange: Exchange) -> None:
         self._exchange = exchange
         if self._transport is not None:
             self._transport.write(request)
@@ -262,9 +210,20 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def pause(self) -> None:
+        if self._reading and not self.is_closing and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._reading and not self.is_closing and self._transport is not None:
+            self._reading = True
+            self._transport.resume_reading()
+
     def let_go(self, reusable: bool) -> None:
         self._exchange = None
-        if reusable and not self.is_closing and self._parser.should_keep_alive():
+        self.resume()
+        if reusable and not self.is_closing and self._keep_alive:
             self._client.keep(self)
         else:
             self.abort()
@@ -280,6 +239,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.parse_arrived()
         self._transport = None
+        # It refers to this object, and nothing is fed to it any more: without the cycle memory is free at once.
+        self._parser = cast(httptools.HttpResponseParser, None)
         exchange = self._exchange
         if exchange is None:
             return
@@ -296,31 +257,56 @@ class _Connection(asyncio.Protocol):
     # -- HTTP --------------------------------------------------------------------------------------------------------
 
     def parse(self, data: bytes, now_s: float) -> None:
-        if self._exchange is None:  # an answer that nobody waits for any more
+        exchange = self._exchange
+        if exchange is None:  # an answer that nobody waits for any more
             self.abort()
             return
         self._now_s = now_s
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            exchange.fail(cast(Exception, error.__context__ or error))
+            return
         except httptools.HttpParserError as error:
-            if self._exchange is not None:
-                self._exchange.finish((Failure.MALFORMED, f"the answer cannot be read: {error.__context__ or error}"))
+            self._pass_on(exchange)
+            exchange.finish((Failure.MALFORMED, f"the answer cannot be read: {error.__context__ or error}"))
+            return
+        self._pass_on(exchange)
+        if self._complete:
+            self._complete = False
+            exchange.reader.complete = True
+            exchange.finish(None)
+
+    def _pass_on(self, exchange: Exchange) -> None:
+        pieces = self._pieces
+        if self._complete:
+            del pieces[self._n_pieces :]
+        if not pieces:
+            return
+        try:
+            exchange.on_pieces(pieces, self._now_s)
+        except Exception as error:
+            exchange.fail(error)
+        finally:
+            pieces.clear()
 
     def on_message_begin(self) -> None:
-        self._headers = {}
+        if self._complete:  # bytes after an answer's end belong to nobody
+            self._keep_alive = False
+        else:
+            self._headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        if self._exchange is not None:
-            self._exchange.reader.on_head(self._parser.get_status_code(), self._headers, self._now_s)
-
-    def on_body(self, body: bytes) -> None:
-        if self._exchange is not None:
-            self._exchange.on_body(body, self._now_s)
+        status = self._parser.get_status_code()
+        if self._exchange is not None and not self._complete and status >= FIRST_FINAL_STATUS:
+            self._exchange.on_head(status, self._headers, self._now_s)
 
     def on_message_complete(self) -> None:
-        if self._exchange is not None:
-            self._exchange.reader.complete = True
-            self._exchange.finish(None)
+        if self._complete or self._parser.get_status_code() < FIRST_FINAL_STATUS:
+            return
+        self._complete = True
+        self._n_pieces = len(self._pieces)
+        self._keep_alive = self._parser.should_keep_alive()

@@ -6,17 +6,17 @@ free the blocks, which otherwise stay pinned until the lease ends (ROUTER.md B9,
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import orjson
 
 from ppd_bench.core.decision import Decision
 from ppd_bench.core.enums import Route
 from ppd_bench.core.errors import EngineError
-from ppd_bench.engine.client import COMPLETIONS, Client, Limits
+from ppd_bench.engine.client import COMPLETIONS, Client, Flow, Limits
 from ppd_bench.engine.endpoints import Endpoint
 from ppd_bench.engine.handoff import (
     Handoff,
@@ -29,7 +29,8 @@ from ppd_bench.engine.handoff import (
     take_handoff,
     unsplittable,
 )
-from ppd_bench.engine.stream import Failure, StreamOutcome, never_sent
+from ppd_bench.engine.leg_bytes import leg_bytes
+from ppd_bench.engine.stream import CompletionReader, Failure, StreamOutcome, never_sent
 
 RELEASE_S = 0.15
 """How long a D leg that nobody waits for stays open, so that D has read the handle (B9), and closes within 200 ms (B10)."""
@@ -51,14 +52,20 @@ class Engines:
     bootstrap_addrs: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a client asks. ``request_id`` must be unique: legs are told apart by suffixes to it (B8)."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Request(NamedTuple):
+    """What a client asks. ``request_id`` must be unique: legs are told apart by suffixes to it (B8).
+
+    ``raw``: the bytes that ``body`` was read from, where there are such; a generating leg then carries them as they are.
+    """
 
     request_id: str
     body: Mapping[str, Any]
+    raw: bytes | None = None
     path: str = COMPLETIONS
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NO_HEADERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,8 @@ class LegLimits:
 class Fallbacks:
     """What may be tried when a leg fails before the client saw a byte (B12, B13). The default, strict, is nothing.
 
-    ``prefillers``/``decoders``: further workers in order; ``local``: prefill on D when no P works.
+    ``prefillers``/``decoders``: further workers in order, replicas among the latter for a replica's turn; ``local``: prefill on D
+    when no P works. A local turn whose D fails goes through P to another D, which holds nothing of it.
     """
 
     prefillers: tuple[int, ...] = ()
@@ -90,8 +98,29 @@ class Fallbacks:
 STRICT = Fallbacks()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatched:
+class Observer:
+    """Told what happens to a dispatched request, as it happens. This one cares for nothing; override what is of interest.
+
+    ``answered``: the client has seen something of an answer, after which nothing is tried again (B13); null leaves that to the
+    legs' outcomes, where a head counts as an answer.
+    """
+
+    answered: bool | None = None
+
+    def on_moved(self, decision: Decision) -> None:
+        """A fallback changed where the request goes, before its next leg is sent."""
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Status and headers of a generating leg's answer arrived; its body, from here on, goes to ``tap``."""
+
+    def on_leg(self, worker: int, outcome: StreamOutcome) -> None:
+        """A leg ended, in whatever way but by cancelling."""
+
+
+UNOBSERVED = Observer()
+
+
+class Dispatched(NamedTuple):
     """How a decision went. ``path``: the route taken, or ``pd_fallback_local``.
 
     ``outcome``: the leg that generated, or the one that failed. ``prefill``: the last P leg; null without one.
@@ -119,10 +148,14 @@ async def dispatch(
     fallbacks: Fallbacks = STRICT,
     on_prefilled: Callable[[float], None] | None = None,
     tap: Callable[[bytes], None] | None = None,
+    observer: Observer = UNOBSERVED,
+    flow: Flow | None = None,
+    reader: type[CompletionReader] = CompletionReader,
 ) -> Dispatched:
     """Run one request as decided. Failures are in the result; cancelling closes every connection of the request.
 
-    ``on_prefilled`` gets the instant at which P answered well; ``tap`` the bytes of the generating leg as they arrive.
+    ``on_prefilled`` gets the instant at which P answered well; ``tap`` the bytes of the generating leg as they arrive;
+    ``observer`` is told of everything else. ``flow`` can hold the generating leg up; ``reader`` reads its answer.
 
     Raises:
         EngineError: the route cannot be dispatched, or the connector has no hand-off.
@@ -137,6 +170,9 @@ async def dispatch(
         fallbacks=fallbacks,
         on_prefilled=on_prefilled,
         tap=tap,
+        observer=observer,
+        flow=flow,
+        reader=reader,
         path=decision.route.value,
         prefill_worker=decision.prefill_worker,
         decode_worker=decision.decode_worker,
@@ -154,7 +190,7 @@ async def dispatch(
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class _Run:
     """The state of one dispatch."""
 
@@ -165,6 +201,9 @@ class _Run:
     fallbacks: Fallbacks
     on_prefilled: Callable[[float], None] | None
     tap: Callable[[bytes], None] | None
+    observer: Observer
+    flow: Flow | None
+    reader: type[CompletionReader]
     path: str
     prefill_worker: int
     decode_worker: int
@@ -187,6 +226,24 @@ class _Run:
         self.prefill_worker = self.decode_worker
         return await self._generate(plain_body(self.request.body))
 
+    async def in_one_place(self) -> StreamOutcome:
+        """One leg; where that fails, another worker: through P where there is one, for the other holds no KV of the turn."""
+        route = Route(self.path)
+        outcome = await self.direct()
+        through_p = bool(self.fallbacks.prefillers) and unsplittable(self.request.body) is None
+        for worker in self.fallbacks.decoders:
+            if not self.decode_tried or not self._may_go_elsewhere(outcome):
+                break
+            self.counters.append("decode_retry")
+            if through_p and route is Route.LOCAL:
+                self.path = Route.PD.value
+                self._move(Route.PD, self.fallbacks.prefillers[0], worker)
+                outcome = await self._pair(self.fallbacks.prefillers)
+            else:
+                self._move(route, worker, worker)
+                outcome = await self.direct()
+        return outcome
+
     async def through_prefill(self) -> StreamOutcome:
         """P leg, then D leg; each decode worker that is tried gets a P leg of its own (B13)."""
         problem = unsplittable(self.request.body)
@@ -195,18 +252,18 @@ class _Run:
             return await self._without_prefill(
                 self._failed(f"the request cannot go through P and D as one ({problem})")
             )
-        outcome = await self._pair()
+        outcome = await self._pair((self.prefill_worker, *self.fallbacks.prefillers))
         for decoder in self.fallbacks.decoders:
-            if self.path == FALLBACK_LOCAL or not self.decode_tried or not _may_go_elsewhere(outcome):
+            if self.path == FALLBACK_LOCAL or not self.decode_tried or not self._may_go_elsewhere(outcome):
                 break
             self.counters.append("decode_retry")
-            self.decode_worker = decoder
-            outcome = await self._pair()
+            self._move(Route.PD, self.prefill_worker, decoder)
+            outcome = await self._pair((self.prefill_worker, *self.fallbacks.prefillers))
         return outcome
 
-    async def _pair(self) -> StreamOutcome:
-        self.decode_tried = False
-        handoff = await self._first_handoff()
+    async def _pair(self, prefillers: Sequence[int]) -> StreamOutcome:
+        self.decode_tried, self.prefill_done_s, self.decode_sent_s = False, None, None
+        handoff = await self._first_handoff(prefillers)
         if isinstance(handoff, StreamOutcome):
             return handoff if _is_final(handoff) else await self._without_prefill(handoff)
         body = decode_body(self.request.body, handoff, request_id=self.request.request_id, now_s=self.client.clock())
@@ -219,16 +276,33 @@ class _Run:
         if not self.fallbacks.local:
             return failed
         self.path = FALLBACK_LOCAL
+        self._move(Route.LOCAL, self.decode_worker, self.decode_worker)
         return await self.direct()
+
+    def _move(self, route: Route, prefill_worker: int, decode_worker: int) -> None:
+        self.prefill_worker, self.decode_worker = prefill_worker, decode_worker
+        self.observer.on_moved(Decision(route, prefill_worker, decode_worker, "fallback"))
+
+    def _may_go_elsewhere(self, outcome: StreamOutcome) -> bool:
+        """Whether a D leg failed before the client saw anything of an answer, for a reason that another D may not have."""
+        if outcome.ok or _is_final(outcome):
+            return False
+        if self.observer.answered is not None:
+            return not self.observer.answered
+        return outcome.first_byte_s is None or outcome.failure is Failure.HTTP
 
     # -- legs --------------------------------------------------------------------------------------------------------
 
-    async def _first_handoff(self) -> Handoff | StreamOutcome:
-        """The first complete handle from the decided P and its stand-ins, or how the last of them failed."""
-        for attempt, worker in enumerate((self.prefill_worker, *self.fallbacks.prefillers)):
-            if attempt:
+    async def _first_handoff(self, prefillers: Sequence[int]) -> Handoff | StreamOutcome:
+        """The first complete handle of these, the decided P first, or how the last of them failed."""
+        tried: list[int] = []
+        for worker in prefillers:
+            if worker in tried:
+                continue
+            tried.append(worker)
+            if len(tried) > 1:
                 self.counters.append("prefill_retry")
-            self.prefill_worker = worker
+                self._move(Route.PD, worker, self.decode_worker)
             found = await self._prefill()
             if isinstance(found, Handoff) or _is_final(found):
                 return found
@@ -242,7 +316,7 @@ class _Run:
         deadline_s = min(self.limits.deadline_s, now_s + self.limits.prefill_s)
         body = orjson.dumps(prefill_body(self.request.body, connector, transfer_id=leg_id))
         limits = Limits(deadline_s=deadline_s, connect_s=self.limits.connect_s)
-        self.prefill = outcome = await self._post(endpoint, body, leg_id, limits)
+        self.prefill = outcome = await self._post(self.prefill_worker, body, leg_id, limits)
         if not outcome.ok:
             return outcome
         handoff = take_handoff(
@@ -266,22 +340,13 @@ class _Run:
         return handoff
 
     async def _generate(self, body: Mapping[str, Any], *, holds_handle: bool = False) -> StreamOutcome:
-        endpoint = self.engines.endpoints[self.decode_worker]
         limits = self._generate_limits(holds_handle)
         self.decode_sent_s, self.decode_tried = None, True
-        leg = self._post(
-            endpoint, orjson.dumps(body), self.leg_id("d"), limits, on_sent=self._on_decode_sent, tap=self.tap
-        )
-        if not holds_handle:
-            return await leg
-        task = asyncio.get_running_loop().create_task(leg)
-        try:
-            outcome = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            since_s = self.client.clock() if self.decode_sent_s is None else self.decode_sent_s
-            self.client.leave(task, since_s + RELEASE_S - self.client.clock())
-            raise
-        if self.decode_sent_s is None:
+        content = leg_bytes(body, self.request.body, self.request.raw)
+        release_s = RELEASE_S if holds_handle else 0.0
+        leg_id = self.leg_id("d")
+        outcome = await self._post(self.decode_worker, content, leg_id, limits, generates=True, release_s=release_s)
+        if holds_handle and self.decode_sent_s is None:
             self.counters.append("handle_abandoned")
         return outcome
 
@@ -300,15 +365,16 @@ class _Run:
 
     async def _post(
         self,
-        endpoint: Endpoint,
+        worker: int,
         body: bytes,
         leg_id: str,
         limits: Limits,
         *,
-        on_sent: Callable[[float], None] | None = None,
-        tap: Callable[[bytes], None] | None = None,
+        generates: bool = False,
+        release_s: float = 0.0,
     ) -> StreamOutcome:
-        return await self.client.post(
+        endpoint = self.engines.endpoints[worker]
+        outcome = await self.client.post(
             endpoint.host,
             endpoint.port,
             body,
@@ -316,9 +382,15 @@ class _Run:
             request_id=leg_id,
             headers=self.request.headers,
             limits=limits,
-            on_sent=on_sent,
-            tap=tap,
+            on_sent=self._on_decode_sent if generates else None,
+            on_head=self.observer.on_head if generates else None,
+            tap=self.tap if generates else None,
+            flow=self.flow if generates else None,
+            reader=self.reader if generates else CompletionReader,
+            release_s=release_s,
         )
+        self.observer.on_leg(worker, outcome)
+        return outcome
 
     def _failed(self, message: str) -> StreamOutcome:
         return never_sent(Failure.HANDOFF, message, self.client.clock())
@@ -330,11 +402,4 @@ def _is_final(outcome: StreamOutcome) -> bool:
     return outcome.failure is Failure.TIMEOUT or client_fault
 
 
-def _may_go_elsewhere(outcome: StreamOutcome) -> bool:
-    """Whether a D leg failed before the client saw anything of an answer, for a reason that another D may not have."""
-    if outcome.ok or _is_final(outcome):
-        return False
-    return outcome.first_byte_s is None or outcome.failure is Failure.HTTP
-
-
-_ROUTES = {Route.PD: _Run.through_prefill, Route.LOCAL: _Run.direct, Route.REPLICA: _Run.direct}
+_ROUTES = {Route.PD: _Run.through_prefill, Route.LOCAL: _Run.in_one_place, Route.REPLICA: _Run.in_one_place}

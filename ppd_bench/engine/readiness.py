@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -40,11 +40,13 @@ class WarmTransfer:
     moved_tokens: int
 
 
-async def failure_to_generate(client: Client, endpoint: Endpoint, *, limit_s: float = PROBE_LIMIT_S) -> str | None:
-    """Ask for two tokens. Null when they came, else why not, in words."""
+async def failure_to_generate(
+    client: Client, endpoint: Endpoint, *, limit_s: float = PROBE_LIMIT_S, headers: Mapping[str, str] | None = None
+) -> str | None:
+    """Ask for two tokens. Null when they came, else why not, in words. ``headers``: a key, where engines want one."""
     body = orjson.dumps(_body(PROBE_PROMPT))
     limits = Limits(deadline_s=client.clock() + limit_s, connect_s=min(limit_s, 5.0))
-    outcome = await client.post(endpoint.host, endpoint.port, body, request_id="probe", limits=limits)
+    outcome = await client.post(endpoint.host, endpoint.port, body, request_id="probe", limits=limits, headers=headers)
     if outcome.ok:
         return None
     return outcome.message or outcome.status.value

@@ -8,10 +8,9 @@ token, success; ROUTER.md B14, B38).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -38,14 +37,14 @@ class Failure(StrEnum):
     HANDOFF = "handoff"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOutcome:
+class StreamOutcome(NamedTuple):
     """One HTTP exchange, ended in whatever way. Instants are seconds on the clock that the client was given.
 
     ``sent_s``: the request's bytes were handed to the kernel; null where no connection came about.
     ``chunk_times_s``/``chunk_tokens``: arrivals that carried generated tokens, and how many each. ``exact`` says that
     the server itself vouches for these counts, so that ``token_times_s`` exists. ``n_tokens``: the server's count of generated
     tokens where it gave one, else what was seen. ``cached_tokens`` is what usage says; behind a hand-off it is P's.
+    ``error_body``: the body of an answer that was not 200, ``retry_after`` the header of that name.
     """
 
     status: Status
@@ -67,6 +66,8 @@ class StreamOutcome:
     cached_tokens: int | None
     kv_transfer_params: Mapping[str, Any] | None
     prompt_token_ids: tuple[int, ...] | None
+    error_body: bytes = b""
+    retry_after: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -96,14 +97,21 @@ class EventDecoder:
         self._data: list[bytes] = []
         self._after_cr = False
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether the last piece ended with an event."""
+        return not (self._rest or self._data or self._after_cr)
+
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of every event that this piece completes."""
         if not piece:  # it would make a cut between CR and LF forgotten
             return []
         if not (self._rest or self._data or self._after_cr) and piece.startswith(b"data: ") and piece.endswith(b"\n\n"):
             body = piece[6:-2]
-            if b"\n" not in body and b"\r" not in body:
-                return [body]
+            if b"\r" not in body:
+                events = body.split(b"\n\ndata: ")
+                if body.count(b"\n") == 2 * (len(events) - 1):
+                    return events
         return self._lines(piece)
 
     def _lines(self, piece: bytes) -> list[bytes]:
@@ -125,6 +133,9 @@ class EventDecoder:
 
 class CompletionReader:
     """Collects one answer, streamed (``text/event-stream``) or not, of the completions or the chat API."""
+
+    takes_joined = False
+    """Whether pieces that arrived together may be given as one."""
 
     def __init__(self) -> None:
         self.http_status: int | None = None
@@ -246,6 +257,8 @@ class CompletionReader:
             cached_tokens=details.get("cached_tokens"),
             kv_transfer_params=self._answer.get("kv_transfer_params"),
             prompt_token_ids=None if prompt_token_ids is None else tuple(prompt_token_ids),
+            error_body=b"".join(self._body) if self.http_status != HTTP_OK else b"",
+            retry_after=self._retry_after,
         )
 
     def _is_exact(self, completion: int | None) -> bool:
@@ -303,6 +316,62 @@ class CompletionReader:
         text = _error_text(error) if error else _shown(body)
         retry = f" (Retry-After: {self._retry_after})" if self._retry_after else ""
         return f"HTTP {self.http_status}: {text or 'no message'}{retry}"
+
+
+class RelayReader(CompletionReader):
+    """Reads for a relay, which needs the verdict, usage and the times of the first and last token, at a fifth of the cost.
+
+    Between the first token and the end, pieces of whole events that only carry tokens are counted and not parsed. So ``text``
+    and ``token_ids`` are empty, an event counts as one token (``n_tokens`` is usage's where it is told), nothing is ``exact``,
+    and arrivals that were counted are one arrival: the last of them.
+    """
+
+    takes_joined = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._summed = False  # whether the latest arrival is a sum of such
+
+    def on_body(self, piece: bytes, now_s: float) -> None:
+        """A piece of the body arrived at this instant."""
+        n = _n_token_events(piece) if self._times and self._decoder.is_between_events else 0
+        if not n:
+            self._summed = False
+            super().on_body(piece, now_s)
+            return
+        if self._summed:
+            self._times[-1] = now_s
+            self._counts[-1] += n
+        else:
+            self._times.append(now_s)
+            self._counts.append(n)
+            self._summed = True
+        self._n_seen += n
+
+    def outcome(self, *, sent_s: float | None, end_s: float, broken: tuple[Failure, str] | None) -> StreamOutcome:
+        """The finished exchange, without what was not read."""
+        if self._streamed:
+            self._text.clear()
+            self._token_ids.clear()
+        return super().outcome(sent_s=sent_s, end_s=end_s, broken=broken)
+
+    def _is_exact(self, completion: int | None) -> bool:
+        return False
+
+
+def _n_token_events(piece: bytes) -> int:
+    """How many whole events these are, if they only carry tokens: no end, usage or error as far as bytes tell. 0 in doubt."""
+    n = piece.count(b"}\n\n")
+    only = (
+        piece.endswith(b"}\n\n")
+        and piece.startswith(b"data: {")
+        and n == piece.count(b"\n\n") == piece.count(b"data: {")
+        and b"[DONE]" not in piece
+        and b'"error"' not in piece
+        and piece.count(b'"finish_reason"') == piece.count(b'"finish_reason":null')
+        and piece.count(b'"usage"') == piece.count(b'"usage":null')
+    )
+    return n if only else 0
 
 
 _STATUS = {Failure.TIMEOUT: Status.TIMEOUT}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,21 +24,32 @@ class Lateness:
     max_s: float | None
 
 
+NO_LATENESS = Lateness(n=0, median_s=None, p99_s=None, max_s=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLateness:
     """``send``: sent - scheduled of every sent turn (GLOSSARY: send lag). ``loop``: oversleep of the event loop, which is
-    how much later than their arrival bytes may have been stamped."""
+    how much later than their arrival bytes may have been stamped. ``decision``: how long turns waited for their route, where
+    another process decides; it is part of their TTFT."""
 
     send: Lateness
     loop: Lateness
+    decision: Lateness
 
 
 def lateness_of(samples_s: Sequence[float]) -> Lateness:
     """Median, p99 and maximum."""
     if not samples_s:
-        return Lateness(n=0, median_s=None, p99_s=None, max_s=None)
+        return NO_LATENESS
     median, p99 = np.quantile(samples_s, (0.5, 0.99)).tolist()
     return Lateness(n=len(samples_s), median_s=median, p99_s=p99, max_s=max(samples_s))
+
+
+def worst_of(several: Iterable[Lateness]) -> Lateness:
+    """Of several processes the one with the highest p99: its turns were stamped as late as that, however good the others are."""
+    known = [(one.p99_s, number, one) for number, one in enumerate(several) if one.p99_s is not None]
+    return max(known)[2] if known else NO_LATENESS
 
 
 class LoopProbe:

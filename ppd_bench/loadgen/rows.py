@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,18 @@ P99 = 0.99
 """Linear interpolation, as everywhere."""
 
 
+class TurnEnd(NamedTuple):
+    """A turn that has just ended. Times are seconds since the point's start."""
+
+    request_id: str
+    status: Status
+    sent_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    end_s: float | None
+    generated_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Trip:
     """One turn as it was played. Times are seconds since the point's start, but those inside ``outcome`` and ``dispatched``."""
@@ -27,7 +39,9 @@ class Trip:
     turn: Turn
     status: Status = Status.UNSENT
     message: str | None = "an earlier turn of the conversation failed"
+    misanswered: bool = False
     scheduled_s: float | None = None
+    released_s: float | None = None
     sent_s: float | None = None
     end_s: float | None = None
     decision: Decision | None = None
@@ -38,6 +52,26 @@ class Trip:
     def send_lag_s(self) -> float | None:
         """Sent - scheduled (GLOSSARY: send lag); null when unsent."""
         return None if self.sent_s is None or self.scheduled_s is None else self.sent_s - self.scheduled_s
+
+    @property
+    def client_lag_s(self) -> float | None:
+        """How late the client itself was: since the turn was due, or since a conversation that was held back could begin."""
+        due_s = self.scheduled_s if self.released_s is None else self.released_s
+        return None if self.sent_s is None or due_s is None else self.sent_s - due_s
+
+    def ending(self, start_s: float) -> TurnEnd:
+        """The turn for those who watch; ``start_s`` is the point's start on the client's clock."""
+        outcome = self.outcome
+        first_s, last_s = (outcome.first_token_s, outcome.last_token_s) if outcome else (None, None)
+        return TurnEnd(
+            request_id=self.turn.request_id,
+            status=self.status,
+            sent_s=self.sent_s,
+            first_token_s=None if first_s is None else first_s - start_s,
+            last_token_s=None if last_s is None else last_s - start_s,
+            end_s=self.end_s,
+            generated_tokens=outcome.n_tokens if outcome else 0,
+        )
 
 
 def to_columns(point: Point, trips: Sequence[Trip], worker_ids: Sequence[str], *, start_s: float) -> Columns:

@@ -78,10 +78,16 @@ def cache_aware(ask: Ask) -> int:
 
 
 def hit_ratio(query: RouteQuery, view: RouterView, worker: int) -> float:
-    """Share of the prompt that the worker is believed to hold, 0 to 1."""
-    if view.session is None or query.prompt_tokens <= 0:
+    """Share of the prompt that the worker is believed to hold, 0 to 1: by content ids where there are any, else by conversation."""
+    if query.prompt_tokens <= 0:
         return 0.0
-    return min(1.0, view.session.known_tokens[worker] / query.prompt_tokens)
+    if view.prefix_blocks:
+        known = view.prefix_blocks[worker] * query.block_tokens
+    elif view.session is not None:
+        known = view.session.known_tokens[worker]
+    else:
+        return 0.0
+    return min(1.0, known / query.prompt_tokens)
 
 
 def _least(ask: Ask, scores: list[float]) -> int:

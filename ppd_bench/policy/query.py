@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,11 @@ from ppd_bench.core.topology import Topology
 
 
 class RouteQuery(NamedTuple):
-    """One turn that wants a route. ``max_output_tokens`` is what the client declared."""
+    """One turn that wants a route. ``max_output_tokens`` is what the client declared.
+
+    ``block_ids``: content ids of the prompt's blocks of ``block_tokens`` tokens, each standing for its whole prefix, where the
+    router sees them (recorded traffic with ids); empty elsewhere.
+    """
 
     request_id: str
     session_id: str
@@ -19,6 +24,8 @@ class RouteQuery(NamedTuple):
     context_tokens: int
     input_tokens: int
     max_output_tokens: int
+    block_ids: Sequence[int] = ()
+    block_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -29,13 +36,15 @@ class SessionView(NamedTuple):
     """What is known of a conversation with at least one finished turn.
 
     ``decode_worker``: where it last decoded. ``known_tokens[w]``: tokens of its history that worker w is believed to hold.
-    ``mean_output_tokens``: mean length of its finished answers.
+    ``mean_output_tokens``: mean length of its finished answers. ``n_inflight``: its turns dispatched and not ended: while there
+    is one, what the workers will hold is not certain (ROUTER.md B23).
     """
 
     n_finished: int
     decode_worker: int
     known_tokens: tuple[int, ...]
     mean_output_tokens: float
+    n_inflight: int = 0
 
 
 class RouterView(NamedTuple):
@@ -43,7 +52,9 @@ class RouterView(NamedTuple):
 
     ``n_inflight``: requests dispatched and not finished there. ``inflight_tokens``: their prompt tokens plus expected output.
     ``n_legs`` / ``n_first_legs``: legs ever dispatched, of any turn / of first turns. ``kv_usage_ratio``: last snapshot, null
-    before the first. ``session_rps``: conversations started per second over the sliding window.
+    before the first. ``session_rps``: conversations started per second over the sliding window. ``n_waiting_capacity``: requests
+    that lacked room in the KV cache at the last snapshot. ``available``: false for a worker that is gone; empty where none is.
+    ``prefix_blocks``: leading blocks of the query's prompt that the worker was sent before; empty without content ids.
     """
 
     now_s: float
@@ -54,6 +65,9 @@ class RouterView(NamedTuple):
     kv_usage_ratio: tuple[float | None, ...]
     session_rps: float
     session: SessionView | None
+    n_waiting_capacity: tuple[int, ...] = ()
+    available: tuple[bool, ...] = ()
+    prefix_blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

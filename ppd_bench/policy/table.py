@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # History. A new minor version only adds keys, which older readers ignore; any other change is a new major version.
 # 1.0 (2026-11-29): first version.
-SCHEMA_VERSION = "1.0"
+# 1.1 (2026-11-30): rules.min_repeats; of cells: certainty, n_repeats, score_interval, standard errors and their correlation.
+#     The intervals and the probability, which were always null, may have values.
+SCHEMA_VERSION = "1.1"
 
 NEAR_FACTOR = 4
 """How far from a cell's own lengths, and from the highest rate, a request still counts as seen."""
@@ -31,6 +33,7 @@ NEAR_FACTOR = 4
 Side = Literal["pd", "local"]
 Evidence = Literal["measured", "simulated", "extrapolated", "insufficient"]
 Rule = Literal["equation1", "x0_failed", "x1_failed", "both_failed", "undefined", "unvisited"]
+Certainty = Literal["decided", "tie", "success_unclear", "no_interval"]
 Interval = tuple[float, float]
 
 
@@ -63,12 +66,14 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How cells were judged: the success ratio a side needs, the answer where evidence is insufficient, and the share
-    of visited cells that may be insufficient before a start is refused."""
+    """How cells were judged: the success ratio a side needs, the answer where evidence is insufficient or the sides tie,
+    the share of visited cells that may be insufficient before a start is refused, and the repeats that an interval needs
+    (null in tables of before there were intervals)."""
 
     success_bound: float
     fallback: Side
     max_unknown_ratio: float
+    min_repeats: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,17 @@ class Cell:
     ``key`` is ``context/type/qps``. Means are over ok turn-2+ turns, seconds; null where undefined. ``score`` is S of
     Equation 1, null where it was not needed or not defined. ``workloads`` names the grid's workloads behind the cell;
     empty when the grid does not visit it. ``borrowed_from`` is the cell whose figures an unvisited cell shows.
-    Intervals (low, high) and ``probability`` (that local is right) are null until there are repeats.
+
+    ``certainty`` is null where evidence is insufficient. Else:
+
+    - ``decided``: the sign of S is certain beside all others of the table, or the side that failed surely failed.
+    - ``tie``: the sign of S is not certain; ``decision`` is the fallback.
+    - ``success_unclear``: the success ratio of a side cannot be told from the bound.
+    - ``no_interval``: too few repeats (``n_repeats``) to say; the decision is what the means alone say.
+
+    Intervals (low, high) hold 95 % each, by themselves. ``probability`` is P(S > 0). Both are null below
+    ``rules.min_repeats``. The standard errors over repeats and the correlation of the two deltas' errors are what intervals
+    under other weights are made of.
     """
 
     key: str
@@ -102,7 +117,15 @@ class Cell:
     borrowed_from: str | None = None
     delta_ttft_interval: Interval | None = None
     delta_tpot_interval: Interval | None = None
+    score_interval: Interval | None = None
     probability: float | None = None
+    certainty: Certainty | None = None
+    n_repeats: int = 0
+    delta_ttft_se: float | None = None
+    delta_tpot_se: float | None = None
+    delta_correlation: float | None = None
+    success_x0_se: float | None = None
+    success_x1_se: float | None = None
 
     @property
     def visited(self) -> bool:
@@ -188,8 +211,9 @@ class DecisionTable:
         )
 
     def reason(self, cell: Cell) -> str:
-        """What a decision says of itself (B29): table hash, cell, evidence and rule."""
-        return f"table {self.content_hash} {cell.key} {cell.evidence} {cell.rule}"
+        """What a decision says of itself (B29, B31): table hash, cell, evidence, rule, and ``tie`` where it is one."""
+        told = f"table {self.content_hash} {cell.key} {cell.evidence} {cell.rule}"
+        return f"{told} tie" if cell.certainty == "tie" else told
 
     @property
     def unknown_ratio(self) -> float:

@@ -12,6 +12,7 @@ from ppd_bench.analysis.compile_table import MAX_UNKNOWN_RATIO, check_settings, 
 from ppd_bench.analysis.pairing import pair_arms
 from ppd_bench.core.errors import NoEvidence, SpecError, TableError
 from ppd_bench.policy.table import DecisionTable, Rules, Side, Weights
+from ppd_bench.runner.refine_journal import read_standings
 from ppd_bench.runner.reproduce import published_comparison
 from ppd_bench.runner.runs import Run
 from ppd_bench.runner.summaries import stored_deltas, summaries_of
@@ -145,9 +146,12 @@ def draw_plots(run: Run) -> list[Plot]:
     """The standard plots of a run, to be saved, shown on the page, or both."""
     from ppd_bench.report.findings import find
     from ppd_bench.report.plots import standard_plots
+    from ppd_bench.report.refine_plot import refined
 
     found = find(summaries_of(run), success_bound=run.spec.success_bound_ratio)
-    return standard_plots(found, table_texts(run), run_name=run.manifest.name)
+    plots = standard_plots(found, table_texts(run), run_name=run.manifest.name)
+    rounds = read_standings(run.path)
+    return [*plots, refined(rounds, run_name=run.manifest.name, evidence=run.evidence)] if len(rounds) else plots
 
 
 def write_plots(run: Run, out: Path | None = None, plots: Sequence[Plot] | None = None) -> list[Path]:

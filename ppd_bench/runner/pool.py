@@ -10,9 +10,10 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,31 +21,48 @@ from ppd_bench.core.errors import PpdBenchError
 from ppd_bench.core.point import Point
 from ppd_bench.core.profiles import ModelProfile
 from ppd_bench.core.record import Columns, RequestRecord
-from ppd_bench.core.workload import Session, WorkloadSpec
+from ppd_bench.runner.traffic import sessions_of
 from ppd_bench.sim.simulate import SimOptions, simulate
-from ppd_bench.workload.generate import generate_sessions
+from ppd_bench.workload.traffic import SourceFile
+
+T = TypeVar("T")
 
 QUEUED_PER_PROCESS = 3
 """Points handed to each process ahead: enough to keep it busy, few enough to lose little when the run is stopped."""
 
 
 def simulated(
-    points: Sequence[Point], model: ModelProfile, options: SimOptions, n_processes: int
+    points: Sequence[Point],
+    model: ModelProfile,
+    options: SimOptions,
+    n_processes: int,
+    sources: tuple[SourceFile, ...] = (),
 ) -> Iterator[tuple[Point, Columns]]:
     """Run the points; yields each with its records as it finishes. The longest (highest QPS) start first.
 
     Raises:
+        SpecError: recorded traffic that is not among ``sources``.
         PpdBenchError: a process died (out of memory, killed); what was yielded before is complete.
     """
     ordered = sorted(points, key=lambda p: (-p.qps, p.repeat, p.workload.name))
+    work = functools.partial(run_point, model=model, options=options, sources=sources)
+    return spread(work, ordered, n_processes)
+
+
+def spread(work: Callable[[Point], T], points: Sequence[Point], n_processes: int) -> Iterator[tuple[Point, T]]:
+    """``work`` on every point, over processes; yields each with what came of it as it finishes. ``work`` must pickle.
+
+    Raises:
+        PpdBenchError: a process died (out of memory, killed); what was yielded before is complete.
+    """
     if n_processes <= 1 or len(points) <= 1:
-        for point in ordered:
-            yield point, run_point(point, model, options)
+        for point in points:
+            yield point, work(point)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(n_processes, len(points)), mp_context=context, initializer=_follow_parent) as pool:
         try:
-            yield from _windowed(pool, ordered, model, options, n_processes * QUEUED_PER_PROCESS)
+            yield from _windowed(pool, work, points, n_processes * QUEUED_PER_PROCESS)
         except BrokenProcessPool as error:
             raise PpdBenchError(
                 "a simulation process died (out of memory, or killed); give the same command again to go on, "
@@ -56,13 +74,13 @@ def simulated(
 
 
 def _windowed(
-    pool: ProcessPoolExecutor, points: Sequence[Point], model: ModelProfile, options: SimOptions, window: int
-) -> Iterator[tuple[Point, Columns]]:
-    pending: dict[Future[Columns], Point] = {}
+    pool: ProcessPoolExecutor, work: Callable[[Point], T], points: Sequence[Point], window: int
+) -> Iterator[tuple[Point, T]]:
+    pending: dict[Future[T], Point] = {}
     waiting = iter(points)
     while True:
         for point in waiting:
-            pending[pool.submit(run_point, point, model, options)] = point
+            pending[pool.submit(work, point)] = point
             if len(pending) >= window:
                 break
         if not pending:
@@ -82,20 +100,9 @@ _DTYPES: dict[str, type] = {
 }
 
 
-def run_point(point: Point, model: ModelProfile, options: SimOptions) -> Columns:
+def run_point(point: Point, model: ModelProfile, options: SimOptions, sources: tuple[SourceFile, ...] = ()) -> Columns:
     """One point, in this process."""
-    sessions = _sessions(point.workload, point.qps, point.duration_s, point.think_time_s, point.seed, point.repeat)
-    return packed(simulate(point, sessions, model, options))
-
-
-@functools.lru_cache(maxsize=4)
-def _sessions(
-    workload: WorkloadSpec, qps: float, duration_s: float, think_time_s: float, seed: int, repeat: int
-) -> tuple[Session, ...]:
-    """The turns of a (workload, QPS, repeat): the same for every configuration, so they are made once."""
-    return generate_sessions(
-        workload, qps=qps, duration_s=duration_s, think_time_s=think_time_s, seed=seed, repeat=repeat
-    )
+    return packed(simulate(point, sessions_of(point, sources), model, options))
 
 
 def _follow_parent() -> None:

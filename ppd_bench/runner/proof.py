@@ -6,6 +6,7 @@ A point whose counters contradict its records is invalid, with the reason (ROUTE
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,15 +31,21 @@ class _Claims:
     n_local: int = 0
 
 
-def contradictions(columns: Columns, counters: Mapping[str, EngineCounters], *, block_size: int) -> list[str]:
+def contradictions(
+    columns: Columns, counters: Mapping[str, EngineCounters], *, block_size: int, shares_content: bool = False
+) -> list[str]:
     """What engines' counters say against the records, one sentence each; empty when the path of every turn is proven.
 
     ``counters``: by worker id, what each engine did during the point and nothing else. An engine without the counters
-    (an old version, or one that restarted) cannot prove anything, which is said too.
+    (an old version, or one that restarted) cannot prove anything, which is said too. ``shares_content``: prompts of recorded
+    traffic may be found in any cache and need not hold the answers before them, so their hits prove nothing.
     """
     claims = {worker_id: _Claims() for worker_id in counters}
     for turn in _turns(columns):
         _claim(claims, turn, block_size)
+    if shares_content:
+        for claim in claims.values():
+            claim.received_least, claim.hit_least, claim.hit_most = 0, 0, sys.maxsize
     told: list[str] = []
     for worker_id, claim in claims.items():
         found = counters[worker_id]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ppd_bench.core.enums import Executor
 from ppd_bench.core.errors import StoreError
@@ -36,8 +36,19 @@ class Run:
 
 
 def stored_spec(spec: SweepSpec, engine_version: str, profile_hash: str) -> dict[str, Any]:
-    """What a manifest keeps: enough to make the same points again."""
+    """What a manifest keeps: enough to make the same points again. A refined run adds ``repeats``, see ``chosen_points``."""
     return {"sweep": spec.effective(), "engine_version": engine_version, "profile_hash": profile_hash}
+
+
+def chosen_points(points: tuple[Point, ...], repeats: list[list[Any]] | None) -> tuple[Point, ...]:
+    """The points of a refined run among all of its sweep's.
+
+    ``repeats``: (topology, workload, QPS, repeats) of those with more than one; null where the run was not refined.
+    """
+    if repeats is None:
+        return points
+    given = {(topology, workload, float(qps)): n for topology, workload, qps, n in repeats}
+    return tuple(p for p in points if p.repeat < given.get((p.topology, p.workload.name, float(p.qps)), 1))
 
 
 def open_run(path: Path) -> Run:
@@ -56,7 +67,8 @@ def open_run(path: Path) -> Run:
             engine_version=stored["engine_version"],
             profile_hash=stored["profile_hash"],
         )
-    except (KeyError, TypeError, ValidationError) as error:
+        points = chosen_points(points, stored.get("repeats"))
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{path}: the manifest's sweep cannot be read; it was written by another version") from error
     if content_hash([point.point_id for point in points]) != manifest.points_hash:
         raise StoreError(f"{path}: the manifest's points differ from its sweep's; it was written by another version")

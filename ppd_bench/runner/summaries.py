@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppd_bench.analysis.pairing import DELTA_FIELDS
 from ppd_bench.analysis.pairing import deltas as deltas_of
 from ppd_bench.analysis.summary import SUMMARY_UNITS, summarise
 from ppd_bench.core.point import Point
@@ -19,9 +20,9 @@ FAILED = ("no turns", "no turn succeeded")
 """Reasons that are results themselves: a configuration that fails loses against one that works."""
 
 DELTA_UNITS = {
+    **dict.fromkeys(DELTA_FIELDS, "1"),
     **dict.fromkeys(("baseline", "candidate", "workload"), ""),
     **dict.fromkeys(("ttft_x0_s", "ttft_x1_s", "tpot_x0_s", "tpot_x1_s"), "s"),
-    **dict.fromkeys(("success_x0_ratio", "success_x1_ratio", "delta_ttft", "delta_tpot", "n_pairs"), "1"),
     "qps": "1/s",
 }
 SUMMARY_COLUMNS = (

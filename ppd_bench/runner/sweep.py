@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ppd_bench.analysis.pairing import pair_arms
-from ppd_bench.core.enums import Executor
-from ppd_bench.core.errors import SpecError, TableError
+from ppd_bench.analysis.summary import configuration_name
+from ppd_bench.core.enums import Executor, Status
+from ppd_bench.core.errors import LaunchError, SpecError, TableError
 from ppd_bench.core.point import Point
 from ppd_bench.core.record import Columns
 from ppd_bench.core.topology import parse_topology
+from ppd_bench.engine.orphans import Orphan
 from ppd_bench.policy.deciders import DECIDERS
 from ppd_bench.policy.placements import PLACEMENTS
 from ppd_bench.policy.table import DecisionTable
@@ -29,18 +32,25 @@ from ppd_bench.runner.artefacts import (
     write_report,
     write_tables,
 )
-from ppd_bench.runner.checks import record_checks, write_engine_metrics
+from ppd_bench.runner.checks import invalidities, limit_for, record_checks, write_engine_metrics
 from ppd_bench.runner.executors import Choice, choose_executor, visible_gpus
-from ppd_bench.runner.live import LiveOptions, LiveTarget, Played, inspect_target, play_points
+from ppd_bench.runner.goals import Goal, for_goal
+from ppd_bench.runner.listeners import DetailedListener, Listener
+from ppd_bench.runner.live import LiveOptions, LiveTarget, clear_orphans, inspect_target
+from ppd_bench.runner.live_points import Played, play_points
 from ppd_bench.runner.pool import simulated
+from ppd_bench.runner.refine import DEFAULT_MAX_REPEATS, RefineOptions, refine
 from ppd_bench.runner.runs import open_run, stored_spec
 from ppd_bench.runner.summaries import write_summaries
+from ppd_bench.runner.traffic import Traffic, read_dataset, told
 from ppd_bench.sim.kernel import kernel_status
 from ppd_bench.sim.profile import SIM_VERSION, check_fits, profile_hash
 from ppd_bench.sim.simulate import SimOptions
 from ppd_bench.store import layout
 from ppd_bench.store.manifest import new_manifest
+from ppd_bench.store.read import read_records
 from ppd_bench.store.run_folder import RunFolder
+from ppd_bench.sweep.datasets import Dataset, DatasetKeys
 from ppd_bench.sweep.expand import expand
 from ppd_bench.sweep.library import resolve_sweep
 from ppd_bench.sweep.spec import SweepSpec, load_sweep
@@ -48,6 +58,8 @@ from ppd_bench.workload.spec import NAME_ALLOWED, NAME_PATTERN
 
 RESULTS = Path("results")
 """Where run folders go unless told otherwise, relative to the current folder."""
+
+DEFAULT_SWEEPS = {Executor.SIM: "paper", Executor.LIVE: "vllm-nixl"}
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "fraction": ("x",),
@@ -57,24 +69,13 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 """Parameters of deciders and placements, for those that have any."""
 
 
-class Listener(Protocol):
-    """Who is told how a sweep goes on."""
-
-    def started(self, n_points: int, n_finished: int) -> None:
-        """The points are known; ``n_finished`` of them were there already."""
-
-    def point_done(self, point: Point, n_turns: int, n_ok: int) -> None:
-        """A point has been appended."""
-
-    def stage(self, text: str) -> None:
-        """What comes next, in words."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """What was asked for. ``out`` null means ``results/NAME-EXECUTOR``; ``n_processes`` 0 means all cores."""
+    """What was asked for. ``source`` null means ``default_source``, ``out`` null ``results/NAME-EXECUTOR``; ``n_processes`` 0 means
+    all cores. ``goal`` leaves out topologies that it does not need (``runner.goals``). With ``refine``, ``repeats`` of the sweep are
+    those that a cell gets at most (``runner.refine``; ``DEFAULT_MAX_REPEATS`` where the sweep has one)."""
 
-    source: str = "paper"
+    source: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     out: Path | None = None
@@ -82,11 +83,13 @@ class SweepRequest:
     tables: TableOptions = TableOptions()
     with_report: bool = True
     live: LiveOptions = LiveOptions()
+    goal: Goal | None = None
+    refine: RefineOptions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A sweep that is ready to run."""
+    """A sweep that is ready to run. ``points``: all that may be played; a refined sweep plays some of them."""
 
     request: SweepRequest
     spec: SweepSpec
@@ -97,6 +100,7 @@ class Prepared:
     folder: Path
     name: str
     target: LiveTarget | None
+    traffics: tuple[Traffic, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +113,17 @@ class Outcome:
     warnings: tuple[str, ...]
 
 
-def load_spec(source: str, overrides: Mapping[str, Any]) -> tuple[SweepSpec, str]:
-    """The sweep and how messages call its file."""
+def load_spec(
+    source: str, overrides: Mapping[str, Any], traffics: list[Traffic] | None = None
+) -> tuple[SweepSpec, str]:
+    """The sweep and how messages call its file. ``traffics`` collects the recorded traffic that was read for it."""
+
+    def open_dataset(keys: DatasetKeys) -> Dataset:
+        traffic = read_dataset(keys)
+        if traffics is not None:
+            traffics.append(traffic)
+        return traffic.workload, traffic.source
+
     text, shown = resolve_sweep(source)
     spec = load_sweep(
         text,
@@ -119,12 +132,31 @@ def load_spec(source: str, overrides: Mapping[str, Any]) -> tuple[SweepSpec, str
         placements=PLACEMENTS,
         parameters={name: PARAMETERS.get(name, ()) for name in (*DECIDERS, *PLACEMENTS)},
         overrides=overrides,
+        open_dataset=open_dataset,
     )
     return spec, shown
 
 
-def prepare(request: SweepRequest) -> Prepared:
+def default_source(asked: str, live: LiveOptions) -> str:
+    """The paper's grid with the hand-off that the executor has: vLLM no longer has the paper's own connector. On CPU engines, where
+    that grid would outlast its time-outs, the path proof.
+
+    Raises:
+        LaunchError: live is asked for and cannot run here.
+    """
+    executor = choose_executor(asked, engines_given=live.given).executor
+    return "cpu" if executor is Executor.LIVE and live.device == "cpu" else DEFAULT_SWEEPS[executor]
+
+
+def _leave(orphans: Sequence[Orphan]) -> bool:
+    return False
+
+
+def prepare(request: SweepRequest, *, end_orphans: Callable[[tuple[Orphan, ...]], bool] = _leave) -> Prepared:
     """Read the sweep, choose the executor and expand the points. Changes nothing on disk.
+
+    ``end_orphans`` is asked where engines are to be launched and some are there that a killed ppd-bench left behind, before
+    anything is checked that they may stand in the way of.
 
     Raises:
         SpecError: everything that is wrong with the sweep.
@@ -133,9 +165,17 @@ def prepare(request: SweepRequest) -> Prepared:
     if request.name is not None and not re.fullmatch(NAME_PATTERN, request.name):
         raise SpecError(f"command line: --name {request.name!r} cannot be used; allowed: {NAME_ALLOWED}")
     request.tables.check()
-    spec, shown = load_spec(request.source, request.overrides)
+    source = request.source or default_source(request.overrides.get("executor") or "auto", request.live)
+    traffics: list[Traffic] = []
+    spec, shown = load_spec(source, request.overrides, traffics)
+    spec = for_goal(spec, request.goal)
+    if request.refine is not None:
+        request.refine.check()
+        spec = dataclasses.replace(spec, n_repeats=spec.n_repeats if spec.n_repeats > 1 else DEFAULT_MAX_REPEATS)
     choice = choose_executor(spec.executor, engines_given=request.live.given)
     _check_table(spec)
+    if choice.executor is Executor.LIVE and request.live.endpoints is None:
+        clear_orphans(end_orphans)
     target, stored = _identity(spec, choice, request.live)
     points = expand(
         spec, executor=choice.executor, engine_version=stored["engine_version"], profile_hash=stored["profile_hash"]
@@ -151,6 +191,7 @@ def prepare(request: SweepRequest) -> Prepared:
         folder=request.out or RESULTS / name,
         name=name,
         target=target,
+        traffics=tuple(traffics),
     )
 
 
@@ -159,6 +200,11 @@ def _identity(spec: SweepSpec, choice: Choice, options: LiveOptions) -> tuple[Li
     if choice.executor is Executor.SIM:
         check_fits(spec.gpu, spec.model_profile, spec.engine, spec.sim, spec.topologies)
         return None, stored_spec(spec, SIM_VERSION, profile_hash(spec.gpu, spec.model_profile, spec.sim))
+    if spec.engine.dispatch != "await":
+        raise LaunchError(
+            f"engine.dispatch {spec.engine.dispatch} is simulated only: the hand-offs of engines need what P answers; use await, or "
+            "--executor sim"
+        )
     target = inspect_target(options, spec)
     return target, stored_spec(spec, target.engine_version, "")
 
@@ -180,11 +226,11 @@ def _check_table(spec: SweepSpec) -> None:
 
 def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
     """Run what is missing of a sweep, then write what follows from it. Stopped at any moment, the same call goes on."""
-    notice = _run_points(prepared, listener)
+    notice = _run_points(prepared, listener) if prepared.request.refine is None else _refine(prepared, listener)
     listener.stage("Summarising")
     run = open_run(prepared.folder)
     artefacts = [run.path / layout.RECORDS, write_summaries(run), *write_engine_metrics(run)]
-    warnings: list[str] = []
+    warnings = [line for traffic in prepared.traffics for line in told(traffic)]
     if prepared.request.with_report:
         listener.stage("Compiling decision tables")
         if pair_arms(prepared.points):
@@ -199,6 +245,25 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
         listener.stage("Writing the report")
         artefacts.append(write_report(run, plots=plots))
     return Outcome(folder=prepared.folder, artefacts=tuple(artefacts), notice=notice, warnings=tuple(warnings))
+
+
+def _refine(prepared: Prepared, listener: Listener) -> str:
+    """Run the points that are worth it."""
+
+    def play(points: Sequence[Point], repeats: list[list[Any]]) -> str:
+        stored = {**prepared.stored, "repeats": repeats}
+        return _run_points(dataclasses.replace(prepared, points=tuple(points), stored=stored), listener)
+
+    weights = prepared.request.tables.weights(None)
+    return refine(
+        prepared.points,
+        prepared.folder,
+        prepared.request.refine or RefineOptions(),
+        (weights.w_ttft, weights.w_tpot),
+        prepared.spec.success_bound_ratio,
+        play,
+        listener.stage,
+    )
 
 
 def _run_points(prepared: Prepared, listener: Listener) -> str:
@@ -216,6 +281,9 @@ def _run_points(prepared: Prepared, listener: Listener) -> str:
     with RunFolder.open(prepared.folder, manifest=manifest, points_order=order) as run:
         todo = [point for point, point_id in ids.items() if point_id not in run.finished]
         listener.started(len(order), len(order) - len(todo))
+        if run.finished and isinstance(listener, DetailedListener):
+            kept = read_records(prepared.folder, columns=("status",), allow_incomplete=True)["status"]
+            listener.kept(len(kept), int(kept.eq(Status.OK.value).sum()))
         _play(prepared, run, todo, listener)
         listener.stage("Merging records")
         run.finalise()
@@ -231,19 +299,27 @@ def _play(prepared: Prepared, run: RunFolder, todo: list[Point], listener: Liste
 
     def take(played: Played) -> None:
         record_checks(prepared.folder, played)
+        against = invalidities(played, limit_for(prepared.spec.gpu))
+        if isinstance(listener, DetailedListener):
+            listener.point_judged(played.point, against)
         store(played.point, played.columns)
         run.flush()  # a live point took its time: it is not to be played again
-        if played.problems:
-            listener.stage(f"{played.point.topology} {played.point.workload.name} QPS {played.point.qps:g} is invalid: "
-                           + "; ".join(played.problems))  # fmt: skip
+        if against:
+            listener.stage(f"{point_words(played.point)} is invalid: {'; '.join(against)}")
 
     if prepared.target is not None:
-        play_points(prepared.target, prepared.spec, todo, prepared.folder, tell=listener.stage, take=take)
+        play_points(prepared.target, prepared.spec, todo, prepared.folder, listener=listener, take=take)
         return
     options = SimOptions(keep_gaps=prepared.spec.token_gaps)
     n_processes = prepared.request.n_processes or os.cpu_count() or 1
-    for point, columns in simulated(todo, prepared.spec.model_profile, options, n_processes):
+    for point, columns in simulated(todo, prepared.spec.model_profile, options, n_processes, prepared.spec.sources):
         store(point, columns)
+
+
+def point_words(point: Point) -> str:
+    """A point for people: ``2P_2D cpu_chat QPS 0.5``."""
+    repeat = f" repeat {point.repeat + 1}" if point.repeat else ""
+    return f"{configuration_name(point)} {point.workload.name} QPS {point.qps:g}{repeat}"
 
 
 def machine_description() -> dict[str, Any]:

@@ -7,18 +7,21 @@ that the order does not depend on when a stretch was computed.
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappop, heappush
 
 from ppd_bench.core.decision import Decision
 from ppd_bench.core.enums import Route, Status
-from ppd_bench.core.workload import Session, Turn
+from ppd_bench.core.workload import Session
 from ppd_bench.policy.events import Event, Finished, PrefillDone, Sent, WorkerSnapshot
 from ppd_bench.policy.ledger import Ledger
 from ppd_bench.policy.policy import Policy
 from ppd_bench.policy.query import RouteQuery
 from ppd_bench.sim.kv import Chain
 from ppd_bench.sim.link import Link, Transfer
-from ppd_bench.sim.worker import DONE, HELD, LOCAL, PULL, PULLING, PUSH, WAITING, Seq, Worker
+from ppd_bench.sim.seq import DONE, HELD, LOCAL, PULL, PULLING, PUSH, WAITING, Seq
+from ppd_bench.sim.trip import ClusterSettings, Gauge, Trip
+from ppd_bench.sim.worker import Worker
 
 TRANSFER = 0
 ENTER = 1
@@ -27,54 +30,7 @@ STEP = 3
 TIMEOUT = 4
 LEASE = 5
 SNAPSHOT = 6
-
-
-class Trip:
-    """One turn on its way through the system."""
-
-    def __init__(self, index: int, turn: Turn, chain: Chain, next_index: int) -> None:
-        self.index = index
-        self.turn = turn
-        self.chain = chain
-        self.next_index = next_index  # the next turn of the conversation, -1 after the last
-        self.status = Status.UNSENT
-        self.message: str | None = None
-        self.decision: Decision | None = None
-        self.scheduled_s = -1.0
-        self.sent_s = -1.0
-        self.prefill_done_s = -1.0
-        self.end_s = -1.0
-        self.generated_tokens = 0
-        self.last_step = -1
-        self.prefill: Seq | None = None
-        self.decode: Seq | None = None
-        self.transfer: Transfer | None = None
-        self.transfer_tokens = 0
-
-
-class ClusterSettings:
-    """Numbers of one point that the event loop needs."""
-
-    def __init__(
-        self,
-        *,
-        timeout_s: float,
-        visit_overhead_s: float,
-        router_overhead_s: float,
-        push: bool,
-        kv_bytes_per_token: int,
-        kv_lease_s: float,
-        snapshot_interval_s: float,
-        snapshot_delay_s: float,
-    ) -> None:
-        self.timeout_s = timeout_s
-        self.visit_overhead_s = visit_overhead_s
-        self.router_overhead_s = router_overhead_s
-        self.push = push
-        self.kv_bytes_per_token = kv_bytes_per_token
-        self.kv_lease_s = kv_lease_s
-        self.snapshot_interval_s = snapshot_interval_s
-        self.snapshot_delay_s = snapshot_delay_s
+GAUGE = 7
 
 
 class Cluster:
@@ -105,22 +61,39 @@ class Cluster:
         self._entering: dict[int, Seq] = {}
         self._snapshots: dict[int, WorkerSnapshot] = {}
         self._aborted: list[list[Seq]] = [[] for _ in workers]
+        self.gauges: list[Gauge] = []
+        self._n_family: list[int] = []  # by family: turns that are scheduled and not over
+        self._n_inflight_families = 0
+        self._held_back: deque[int] = deque()  # first turns that wait for another conversation's end
 
     def load(self, sessions: tuple[Session, ...], chains: list[list[Chain]]) -> None:
-        """Schedule every conversation. ``chains[s][k]`` is the content of turn k of session s, prompt and answer."""
+        """Schedule every conversation. ``chains[s][k]`` is the content of turn k of session s, prompt and answer.
+
+        A conversation that another one's request starts comes behind that one.
+        """
+        by_id: dict[str, int] = {}
         for session, session_chains in zip(sessions, chains, strict=True):
-            first = len(self.trips)
-            for k, turn in enumerate(session):
-                index = first + k
-                self.trips.append(Trip(index, turn, session_chains[k], index + 1 if k + 1 < len(session) else -1))
-            scheduled_s = session[0].scheduled_s
-            if scheduled_s is not None:
-                self._schedule_send(self.trips[first], scheduled_s)
+            after = session[0].after
+            before = by_id.get(after, -1) if after is not None else -1
+            family = self.trips[before].family if before >= 0 else len(self._n_family)
+            if before < 0:
+                self._n_family.append(0)
+            for turn, chain in zip(session, session_chains, strict=True):
+                trip = Trip(len(self.trips), turn, chain, family)
+                self.trips.append(trip)
+                by_id[turn.request_id] = trip.index
+                if turn.think_time_s is not None and before >= 0:
+                    self.trips[before].following.append(trip.index)
+                elif turn.scheduled_s is not None:
+                    self._schedule_send(trip, turn.scheduled_s)
+                before = trip.index
 
     def run(self) -> None:
         """Process events until nothing is left."""
         if self.policy.needs_snapshots and self._n_open:
             self._push(self.settings.snapshot_interval_s, SNAPSHOT, -1, 0)
+        if self.settings.gauge_interval_s > 0.0:
+            self._push(self.settings.gauge_interval_s, GAUGE, 0, 0)
         while self._heap:
             self.next_event()
 
@@ -138,15 +111,18 @@ class Cluster:
         elif rank == ENTER:
             self._on_enter(a)
         elif rank == SEND:
-            self._on_send(self.trips[a])
+            if b or not self._is_held_back(self.trips[a]):
+                self._on_send(self.trips[a])
         elif rank == TRANSFER:
             self._on_link()
         elif rank == TIMEOUT:
             self._on_timeout(self.trips[a])
         elif rank == LEASE:
             self._on_lease(self.trips[a])
-        else:
+        elif rank == SNAPSHOT:
             self._on_snapshot(a)
+        else:
+            self._on_gauge()
 
     def _push(self, time_s: float, rank: int, a: int, b: int) -> None:
         self._serial += 1
@@ -160,7 +136,29 @@ class Cluster:
     def _schedule_send(self, trip: Trip, time_s: float) -> None:
         trip.scheduled_s = time_s
         self._n_open += 1
+        self._n_family[trip.family] += 1
         self._push(time_s, SEND, trip.index, 0)
+
+    def _is_held_back(self, trip: Trip) -> bool:
+        """Whether a conversation must wait to begin, for as many as may be are under way."""
+        limit = self.settings.max_inflight_sessions
+        if not limit or trip.turn.turn > 1 or trip.turn.after is not None:
+            return False
+        if self._n_inflight_families >= limit:
+            self._held_back.append(trip.index)
+            return True
+        self._n_inflight_families += 1
+        return False
+
+    def _leave_family(self, trip: Trip) -> None:
+        """A turn is over; with the last of its conversation and of those that it started, the next one may begin."""
+        self._n_family[trip.family] -= 1
+        if self._n_family[trip.family] or not self.settings.max_inflight_sessions:
+            return
+        if self._held_back:
+            self._push(self.now_s, SEND, self._held_back.popleft(), 1)
+        else:
+            self._n_inflight_families -= 1
 
     def _on_send(self, trip: Trip) -> None:
         now_s = self.now_s
@@ -172,8 +170,10 @@ class Cluster:
             context_tokens=turn.context_tokens,
             input_tokens=turn.input_tokens,
             max_output_tokens=turn.max_output_tokens,
+            block_ids=turn.block_ids or (),
+            block_tokens=turn.block_tokens or self.workers[0].block_size,
         )
-        decision = self.policy.decide(query, self.ledger.view(now_s, turn.session_id))
+        decision = self.policy.decide(query, self.ledger.view(now_s, turn.session_id, query.block_ids))
         if self.log is not None:
             self.log.append((query, now_s, decision))
         trip.decision = decision
@@ -181,7 +181,16 @@ class Cluster:
         trip.status = Status.OK  # until something else happens
         prompt = turn.context_tokens + turn.input_tokens
         self._observe(
-            Sent(now_s, turn.request_id, turn.session_id, turn.turn, prompt, turn.max_output_tokens, decision)
+            Sent(
+                now_s,
+                turn.request_id,
+                turn.session_id,
+                turn.turn,
+                prompt,
+                turn.max_output_tokens,
+                decision,
+                query.block_ids,
+            )
         )
         # One place for the comparison (I2, GLOSSARY: timeout): last token - sent > timeout, so a tie is no time-out.
         self._push(now_s + self.settings.timeout_s, TIMEOUT, trip.index, 0)
@@ -189,6 +198,8 @@ class Cluster:
         if decision.route is Route.PD or decision.route is Route.PD_READBACK:
             trip.prefill = Seq(trip.index, trip.chain, prompt, prompt + 1, LOCAL)
             self._enter(trip.prefill, decision.prefill_worker, now_s + delay_s)
+            if self.settings.dispatch_both:
+                self._tell_decoder(trip, decision, now_s + delay_s)
         else:
             trip.decode = Seq(trip.index, trip.chain, prompt, prompt + turn.output_tokens, LOCAL)
             self._enter(trip.decode, decision.decode_worker, now_s + delay_s)
@@ -246,8 +257,25 @@ class Cluster:
         decision = trip.decision
         assert decision is not None
         trip.prefill_done_s = now_s
+        trip.prefilled = True
         self._observe(PrefillDone(now_s, trip.turn.request_id))
-        prompt = seq.prompt_tokens
+        if not self.settings.dispatch_both:
+            self._tell_decoder(trip, decision, now_s + self.settings.visit_overhead_s)
+        transfer = trip.transfer
+        assert transfer is not None
+        if self.settings.push:
+            self.link.start(transfer, now_s)
+            self._schedule_link()
+        elif now_s + self.settings.kv_lease_s < trip.sent_s + self.settings.timeout_s:
+            self._push(now_s + self.settings.kv_lease_s, LEASE, trip.index, 0)
+        decode = trip.decode
+        if self.settings.dispatch_both and decode is not None and decode.state == PULLING:
+            self._start_pull(trip, decode)
+            self._schedule_link()
+
+    def _tell_decoder(self, trip: Trip, decision: Decision, time_s: float) -> None:
+        """D gets the turn at ``time_s``, with its KV to come from P."""
+        prompt = trip.turn.context_tokens + trip.turn.input_tokens
         remote = PUSH if self.settings.push else PULL
         decode = Seq(trip.index, trip.chain, prompt, prompt + trip.turn.output_tokens, remote)
         n_bytes = float(prompt * self.settings.kv_bytes_per_token)
@@ -256,29 +284,31 @@ class Cluster:
         trip.decode = decode
         trip.transfer = transfer
         trip.transfer_tokens = prompt
-        if self.settings.push:
-            self.link.start(transfer, now_s)
-            self._schedule_link()
-        elif now_s + self.settings.kv_lease_s < trip.sent_s + self.settings.timeout_s:
-            self._push(now_s + self.settings.kv_lease_s, LEASE, trip.index, 0)
-        self._enter(decode, decision.decode_worker, now_s + self.settings.visit_overhead_s)
+        self._enter(decode, decision.decode_worker, time_s)
 
     def _start_pulls(self, worker: Worker) -> None:
-        """Admitted requests pull the blocks that D lacks; with nothing lacking, P is told and nothing moves."""
+        """Admitted requests pull the blocks that D lacks; with nothing lacking, P is told and nothing moves.
+
+        A request that P has not prefilled yet holds its blocks and waits.
+        """
         pulls = worker.pulls
         worker.pulls = []
         loaded = False
         for seq in pulls:
             trip = self.trips[seq.owner]
-            transfer = seq.transfer
-            assert transfer is not None
-            trip.transfer_tokens = max(0, seq.prompt_tokens - seq.computed)
-            transfer.n_bytes = float(trip.transfer_tokens * self.settings.kv_bytes_per_token)
-            transfer.remaining = transfer.n_bytes
-            self.link.start(transfer, self.now_s)
-            loaded = True
+            if trip.prefilled:
+                self._start_pull(trip, seq)
+                loaded = True
         if loaded:
             self._schedule_link()
+
+    def _start_pull(self, trip: Trip, seq: Seq) -> None:
+        transfer = seq.transfer
+        assert transfer is not None
+        trip.transfer_tokens = max(0, seq.prompt_tokens - seq.computed)
+        transfer.n_bytes = float(trip.transfer_tokens * self.settings.kv_bytes_per_token)
+        transfer.remaining = transfer.n_bytes
+        self.link.start(transfer, self.now_s)
 
     def _on_decoded(self, trip: Trip, seq: Seq, worker: Worker) -> None:
         worker.release(seq)
@@ -287,9 +317,11 @@ class Cluster:
         trip.generated_tokens = trip.turn.output_tokens
         trip.last_step = worker.n_done - 1
         self._close(trip)
-        if trip.next_index >= 0:
-            following = self.trips[trip.next_index]
-            self._schedule_send(following, now_s + (following.turn.think_time_s or 0.0))
+        for index in trip.following:
+            turn = self.trips[index].turn
+            due_s = now_s + (turn.think_time_s or 0.0)
+            self._schedule_send(self.trips[index], max(due_s, turn.scheduled_s or 0.0))
+        self._leave_family(trip)
 
     def _close(self, trip: Trip) -> None:
         self._n_open -= 1
@@ -346,6 +378,7 @@ class Cluster:
             if seq is not None and seq.state != DONE:
                 self._abort(trip, seq)
         self._close(trip)
+        self._leave_family(trip)
 
     def _abort(self, trip: Trip, seq: Seq) -> None:
         worker = self.workers[self._worker_of(seq)]
@@ -388,3 +421,14 @@ class Cluster:
             self._snapshots[self._serial - 1] = WorkerSnapshot(at_s, worker.index, usage)
         if self._n_open:
             self._push(self.now_s + self.settings.snapshot_interval_s, SNAPSHOT, -1, 0)
+
+    def _on_gauge(self) -> None:
+        """Keep what every engine looks like. Nothing depends on it."""
+        now_s = self.now_s
+        for worker in self.workers:
+            usage = worker.used_blocks_at(now_s) / worker.pool.total
+            n_waiting = len(worker.waiting) + worker.n_pulling
+            gauge = Gauge(now_s, worker.index, usage, len(worker.running), n_waiting, worker.busy_s_at(now_s))
+            self.gauges.append(gauge)
+        if self._n_open:
+            self._push(now_s + self.settings.gauge_interval_s, GAUGE, 0, 0)

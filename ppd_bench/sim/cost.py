@@ -9,6 +9,8 @@ decode steps in one loop with the same arithmetic as one by one.
 
 from __future__ import annotations
 
+from ppd_bench.core.profiles import experts_touched
+
 
 class DecodeLine:
     """Coefficients of a decode step with a fixed number of sequences: ``max(a1 + b1 C, a2 + b2 C)`` seconds."""
@@ -91,7 +93,7 @@ class RooflineCost(StepCost):
     """max(compute, memory traffic) of the step's exact mix, plus tensor-parallel all-reduces.
 
     All rates are effective (peak times efficiency) and per GPU group; weights of a MoE model are read for the experts that T
-    tokens are expected to touch, E (1 - (1 - k/E)^T), with uniform routing assumed.
+    tokens are expected to touch (``experts_touched``).
     """
 
     def __init__(
@@ -117,15 +119,14 @@ class RooflineCost(StepCost):
         self._dense_s = dense_bytes / weight_bytes_per_s
         self._expert_s = expert_bytes / weight_bytes_per_s
         self._n_experts = n_experts
-        self._miss = 1.0 - n_experts_active / n_experts if n_experts else 0.0
+        self._n_experts_active = n_experts_active
         self._kv_s = kv_bytes_per_token / kv_bytes_per_s
         self._reduce_base_s = reduce_base_s
         self._reduce_s_per_token = reduce_s_per_token
         self._lines: dict[int, DecodeLine] = {}
 
     def _weights_s(self, n_tokens: int) -> float:
-        touched = self._n_experts * (1.0 - self._miss**n_tokens) if self._n_experts else 0.0
-        return self._dense_s + self._expert_s * touched
+        return self._dense_s + self._expert_s * experts_touched(self._n_experts, self._n_experts_active, n_tokens)
 
     def _reduce_s(self, n_tokens: int) -> float:
         return self._reduce_base_s + self._reduce_s_per_token * n_tokens

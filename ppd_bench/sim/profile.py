@@ -13,6 +13,7 @@ from ppd_bench.core.profiles import HardwareProfile, ModelProfile
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.sim.cost import RooflineCost, StepCost, TableCost
 from ppd_bench.sim.step_tables import STEP_TABLES, StepTable, parse_step_table
+from ppd_bench.sim.step_tables.aiconfigurator import kernel_table
 
 SIM_VERSION = "sim-2"
 """Changes whenever the same point would give other numbers."""
@@ -47,10 +48,12 @@ def step_table(
     """The surface to use, or null for the roofline. ``table`` demands one; ``auto`` takes one where there is one.
 
     ``step_table_json`` is a user's own surface and is used as it is. A built-in surface belongs to one model and one GPU
-    without tensor parallelism.
+    without tensor parallelism. ``aiconfigurator`` fits one to that package's measured kernels.
     """
     if step_table_json is not None and cost_model != "roofline":
         return parse_step_table(step_table_json, file="simulator.step_table")
+    if cost_model == "aiconfigurator":
+        return kernel_table(point_gpu, _known_name(model), tensor_parallel_size)
     found = STEP_TABLES.get((point_gpu, model.name)) if tensor_parallel_size == 1 else None
     if MODELS.get(model.name) != model:
         found = None
@@ -58,6 +61,12 @@ def step_table(
         have = ", ".join(f"{gpu}/{name}" for gpu, name in STEP_TABLES)
         raise SpecError(f"no step table for {point_gpu}/{model.name} at tp {tensor_parallel_size}; there are: {have}")
     return None if cost_model == "roofline" else found
+
+
+def _known_name(model: ModelProfile) -> str:
+    if MODELS.get(model.name) != model:
+        raise SpecError(f"cost_model aiconfigurator knows built-in model profiles only; {model.name!r} is not one")
+    return model.name
 
 
 def make_cost(
@@ -75,24 +84,17 @@ def make_cost(
 
 
 def roofline(hardware: HardwareProfile, model: ModelProfile, tensor_parallel_size: int) -> RooflineCost:
-    """Roofline of a model sharded over ``tensor_parallel_size`` GPUs.
-
-    FLOP per token: 2 per active parameter outside the output projection, which only sampled positions pay. FLOP per token
-    pair: 4 * layers * heads * head_dim (q k^T and a v; 524,288 for Llama-3.1-8B).
-    """
+    """Roofline of a model sharded over ``tensor_parallel_size`` GPUs; the FLOP and bytes are the model profile's."""
     tp = tensor_parallel_size
-    experts = model.expert_parameters if model.n_experts else 0
-    dense = model.attention_parameters + model.router_parameters + model.head_parameters
-    dense += 0 if model.n_experts else model.expert_parameters
     reduces = ALL_REDUCES_PER_LAYER * model.n_layers if tp > 1 else 0
     ring = 2 * (tp - 1) / tp * model.hidden_size * model.dtype_bytes / hardware.kv_link_bytes_per_s
     return RooflineCost(
-        flop_per_token=2.0 * (model.active_parameters - model.head_parameters),
-        flop_per_pair=4.0 * model.n_layers * model.n_heads * model.head_dim,
-        flop_per_sample=2.0 * model.head_parameters,
+        flop_per_token=float(model.flop_per_token),
+        flop_per_pair=float(model.flop_per_pair),
+        flop_per_sample=float(model.flop_per_sample),
         flop_per_s=hardware.peak_flop_per_s * hardware.compute_efficiency_ratio * tp,
-        dense_bytes=float(dense * model.dtype_bytes),
-        expert_bytes=float(experts * model.dtype_bytes),
+        dense_bytes=float(model.always_read_weight_bytes),
+        expert_bytes=float(model.expert_weight_bytes),
         n_experts=model.n_experts,
         n_experts_active=model.n_experts_active,
         kv_bytes_per_token=float(model.kv_bytes_per_token),
@@ -106,7 +108,7 @@ def roofline(hardware: HardwareProfile, model: ModelProfile, tensor_parallel_siz
 def kv_capacity_blocks(
     hardware: HardwareProfile, model: ModelProfile, engine: EngineSettings, sim: SimSettings, tensor_parallel_size: int
 ) -> int:
-    """KV blocks of one engine: (memory * utilisation - weights - reserve) / bytes per block.
+    """KV blocks of one engine: (memory * utilisation - weights - reserve) / bytes per block, or what ``sim`` states.
 
     Raises:
         SpecError: the model does not fit, or not even one sequence of ``max_model_len`` does.
@@ -114,6 +116,8 @@ def kv_capacity_blocks(
     usable = hardware.memory_bytes * engine.gpu_memory_utilization_ratio * tensor_parallel_size
     usable -= model.weight_bytes + sim.activation_reserve_bytes * tensor_parallel_size
     blocks = int(usable // (model.kv_bytes_per_token * engine.block_size))
+    if sim.kv_capacity_tokens is not None:
+        blocks = sim.kv_capacity_tokens // engine.block_size
     if blocks * engine.block_size < engine.max_model_len:
         raise SpecError(
             f"{model.name} on {tensor_parallel_size} x {hardware.name} leaves room for {max(0, blocks * engine.block_size)} KV "
@@ -150,10 +154,18 @@ def profile_hash(gpu: str, model: ModelProfile, sim: SimSettings) -> str:
         "hardware": dataclasses.asdict(find_hardware(gpu)),
         "model": dataclasses.asdict(model),
         "table": dataclasses.asdict(table) if table else None,
+        "fitted": sim.fitted_profile,
     }
     return content_hash(content)
 
 
 def link_bytes_per_s(point: Point, hardware: HardwareProfile) -> float:
-    """The KV link's rate: the spec's, else the GPU profile's."""
-    return point.engine.kv_link_bytes_per_s or hardware.kv_link_bytes_per_s
+    """The KV link's rate: a fitted one, else the spec's, else the GPU profile's."""
+    fitted = point.sim.transfer_bytes_per_s if point.sim is not None else None
+    return fitted or point.engine.kv_link_bytes_per_s or hardware.kv_link_bytes_per_s
+
+
+def link_latency_s(point: Point) -> float:
+    """What every transfer takes beside its bytes: a fitted time, else the spec's."""
+    fitted = point.sim.transfer_base_s if point.sim is not None else None
+    return point.engine.kv_link_latency_s if fitted is None else fitted

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from ppd_bench.core.point import Point
 from ppd_bench.core.record import RECORD_FIELDS, Columns
 from ppd_bench.core.topology import parse_topology
-from ppd_bench.sim.cluster import Cluster, Trip
+from ppd_bench.sim.cluster import Cluster
 from ppd_bench.sim.rows import GapStatistics, sent_row, unsent_row
+from ppd_bench.sim.trip import Trip
 
 Floats = NDArray[np.float64]
 WorkerEnds = tuple[list[float], Floats]

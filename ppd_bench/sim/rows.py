@@ -6,8 +6,8 @@ from typing import Any
 
 from ppd_bench.core.decision import Decision
 from ppd_bench.core.enums import Status
-from ppd_bench.sim.cluster import Trip
-from ppd_bench.sim.worker import Seq
+from ppd_bench.sim.seq import Seq
+from ppd_bench.sim.trip import Trip
 
 GapStatistics = tuple[int, float | None, float | None, float | None]
 """Count, mean, p99 and max of the gaps between tokens; nulls without any."""

@@ -12,15 +12,20 @@ from ppd_bench.core.point import Point, SimSettings
 from ppd_bench.core.profiles import HardwareProfile, ModelProfile
 from ppd_bench.core.record import Columns
 from ppd_bench.core.topology import Topology, parse_topology
-from ppd_bench.core.workload import Session, Turn
+from ppd_bench.core.workload import Session
 from ppd_bench.policy.ledger import Ledger
 from ppd_bench.policy.policy import make_policy
-from ppd_bench.sim.cluster import Cluster, ClusterSettings
-from ppd_bench.sim.kv import Chain, KvPool
+from ppd_bench.sim.chains import chains_of
+from ppd_bench.sim.cluster import Cluster
+from ppd_bench.sim.kv import KvPool
 from ppd_bench.sim.link import Link, SerialLink, SharedLink
-from ppd_bench.sim.profile import find_hardware, kv_capacity_blocks, link_bytes_per_s, make_cost
+from ppd_bench.sim.profile import find_hardware, kv_capacity_blocks, link_bytes_per_s, link_latency_s, make_cost
 from ppd_bench.sim.recording import to_columns
+from ppd_bench.sim.trip import ClusterSettings
 from ppd_bench.sim.worker import Worker
+
+GaugeColumns = dict[str, list[Any]]
+"""Readings of engines by column, one row per engine and reading."""
 
 STRETCH_CAP = 96
 """Decode steps computed ahead at most. Only speed depends on it; larger wastes more when an arrival cuts the stretch."""
@@ -29,13 +34,19 @@ HANDOFFS = ("push_blocking", "pull_async")
 """Names of the hand-off models; see ``sim.link`` and ``sim.worker``."""
 
 
+DISPATCHES = ("await", "fire_and_forget")
+"""When D is told of a turn that P prefills; see ``core.point.EngineSettings``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOptions:
-    """How to run, without effect on results: ``stretch_cap`` 1 is the plain stepper; ``log`` keeps the router's log."""
+    """How to run, without effect on results: ``stretch_cap`` 1 is the plain stepper; ``log`` keeps the router's log;
+    ``gauge_interval_s`` above 0 keeps every engine's gauges so often (``Cluster.gauges``)."""
 
     stretch_cap: int = STRETCH_CAP
     keep_gaps: bool = False
     keep_log: bool = False
+    gauge_interval_s: float = 0.0
 
 
 def simulate(
@@ -51,12 +62,31 @@ def simulate(
     return to_columns(point, cluster, keep_gaps=options.keep_gaps)
 
 
+def simulate_with_gauges(
+    point: Point, sessions: Sequence[Session], model: ModelProfile, options: SimOptions
+) -> tuple[Columns, GaugeColumns]:
+    """``simulate``, and what the engines looked like every ``options.gauge_interval_s``: worker_id, time_s and the gauges'
+    names as ``engine_metrics`` has them, with ``busy_s``, the seconds of steps so far."""
+    cluster = run_cluster(point, sessions, model, options)
+    names = [worker.worker_id for worker in parse_topology(point.topology).workers]
+    gauges: GaugeColumns = {
+        "worker_id": [names[gauge.worker] for gauge in cluster.gauges],
+        "time_s": [gauge.time_s for gauge in cluster.gauges],
+        "kv_cache_usage_ratio": [gauge.kv_usage_ratio for gauge in cluster.gauges],
+        "n_running": [gauge.n_running for gauge in cluster.gauges],
+        "n_waiting": [gauge.n_waiting for gauge in cluster.gauges],
+        "busy_s": [gauge.busy_s for gauge in cluster.gauges],
+    }
+    return to_columns(point, cluster, keep_gaps=options.keep_gaps), gauges
+
+
 def run_cluster(point: Point, sessions: Sequence[Session], model: ModelProfile, options: SimOptions) -> Cluster:
     """The finished cluster of a point, for those who want more than records (engine state, router log)."""
     _check_lengths(point, sessions)
     topology = parse_topology(point.topology)
     hardware = find_hardware(point.gpu)
     sim = point.sim or SimSettings()
+    traffic = point.workload.traffic
     cluster = Cluster(
         workers=_workers(point, topology, hardware, model, sim, options.stretch_cap),
         link=_link(point, topology, hardware),
@@ -67,6 +97,9 @@ def run_cluster(point: Point, sessions: Sequence[Session], model: ModelProfile, 
             visit_overhead_s=sim.visit_overhead_s,
             router_overhead_s=sim.router_overhead_s,
             push=point.engine.handoff == "push_blocking",
+            dispatch_both=_dispatches_both(point),
+            max_inflight_sessions=(traffic.max_inflight_sessions or 0) if traffic is not None else 0,
+            gauge_interval_s=options.gauge_interval_s,
             kv_bytes_per_token=model.kv_bytes_per_token,
             kv_lease_s=point.engine.kv_lease_s,
             snapshot_interval_s=sim.snapshot_interval_s,
@@ -77,6 +110,17 @@ def run_cluster(point: Point, sessions: Sequence[Session], model: ModelProfile, 
     cluster.load(tuple(sessions), chains_of(sessions, point.engine.block_size))
     cluster.run()
     return cluster
+
+
+def _dispatches_both(point: Point) -> bool:
+    if point.engine.dispatch not in DISPATCHES:
+        raise SpecError(f"engine.dispatch {point.engine.dispatch!r} is not known; allowed: {', '.join(DISPATCHES)}")
+    both = point.engine.dispatch == "fire_and_forget"
+    if both and point.engine.handoff != "pull_async":
+        raise SpecError(
+            "engine.dispatch fire_and_forget needs engine.handoff pull_async: a push fixes the moment at which D is told"
+        )
+    return both
 
 
 def _check_lengths(point: Point, sessions: Sequence[Session]) -> None:
@@ -119,67 +163,8 @@ def _link(point: Point, topology: Topology, hardware: HardwareProfile) -> Link:
         raise SpecError(f"engine.handoff {point.engine.handoff!r} is not known; allowed: {', '.join(kinds)}")
     rate = link_bytes_per_s(point, hardware) * topology.tensor_parallel_size  # every shard has its own link
     emulated = point.engine.emulated_link_bytes_per_s or 0.0
-    link: Link = kinds[point.engine.handoff](topology.n_workers, rate, point.engine.kv_link_latency_s, emulated)
+    link: Link = kinds[point.engine.handoff](topology.n_workers, rate, link_latency_s(point), emulated)
     return link
-
-
-def chains_of(sessions: Sequence[Session], block_size: int) -> list[list[Chain]]:
-    """Block ids of every turn's prompt and answer: ``chains[s][k]``.
-
-    A conversation without trace ids is one private run of consecutive ids. Traced prompts share ids where their leading block
-    ids are equal, whatever conversation they belong to. An answer has the ids that the next prompt gives it where that prompt
-    continues this one, and private ids otherwise.
-    """
-    ids = _BlockIds()
-    return [ids.private(s, block_size) if s[0].block_ids is None else ids.traced(s, block_size) for s in sessions]
-
-
-class _BlockIds:
-    """Deals out block ids; equal (prefix, content) gets the equal id."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._known: dict[tuple[int, int], int] = {}
-
-    def _take(self, n: int) -> int:
-        first = self._next
-        self._next += n
-        return first
-
-    def private(self, session: Session, block_size: int) -> list[Chain]:
-        longest = max(turn.prompt_tokens + turn.output_tokens for turn in session)
-        n = -(-longest // block_size)
-        first = self._take(n)
-        return [[(first, first + n)] for _ in session]
-
-    def traced(self, session: Session, block_size: int) -> list[Chain]:
-        following = [*(turn.block_ids or () for turn in session[1:]), ()]
-        return [self._traced_turn(turn, after, block_size) for turn, after in zip(session, following, strict=True)]
-
-    def _traced_turn(self, turn: Turn, following: tuple[int, ...], block_size: int) -> Chain:
-        block_ids = turn.block_ids or ()
-        if following[: len(block_ids)] == block_ids:
-            block_ids = following[: max(len(block_ids), (turn.prompt_tokens + turn.output_tokens) // block_size)]
-        chain: Chain = []
-        parent = -1
-        for content in block_ids:
-            known = self._known.get((parent, content))
-            if known is None:
-                known = self._take(1)
-                self._known[(parent, content)] = known
-            _append_ids(chain, known, 1)
-            parent = known
-        n_tail = turn.output_tokens // block_size + 2
-        _append_ids(chain, self._take(n_tail), n_tail)
-        return chain
-
-
-def _append_ids(chain: Chain, first: int, n: int) -> None:
-    """Consecutive ids are always one range: a run of cached blocks is never cut by a range's end (``KvPool.match``)."""
-    if chain and chain[-1][1] == first:
-        chain[-1] = (chain[-1][0], first + n)
-    else:
-        chain.append((first, first + n))
 
 
 def with_profile_hash(settings: SimSettings, value: str) -> SimSettings:

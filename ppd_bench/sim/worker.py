@@ -15,50 +15,9 @@ from collections import deque
 from heapq import heappop, heappush
 
 from ppd_bench.sim.cost import StepCost
-from ppd_bench.sim.kv import Chain, KvPool, Match, Run
+from ppd_bench.sim.kv import KvPool, Match
 from ppd_bench.sim.link import Transfer
-
-LOCAL = 0
-"""Prompt is prefilled here."""
-PULL = 1
-"""Prompt KV is pulled from P, asynchronously (NIXL)."""
-PUSH = 2
-"""Prompt KV is pushed by P; the admitting step waits for it (P2P NCCL)."""
-
-WAITING = 0
-PULLING = 1
-PREFILLING = 2
-DECODING = 3
-HELD = 4
-"""Finished computing; its blocks are still held (a P leg until its KV has been taken)."""
-DONE = 5
-
-
-class Seq:
-    """A request inside one engine. ``owner`` is the caller's index of the turn."""
-
-    def __init__(self, owner: int, chain: Chain, prompt_tokens: int, target_tokens: int, remote: int) -> None:
-        self.owner = owner
-        self.chain = chain
-        self.n_tokens = prompt_tokens  # prompt plus generated; for DECODING, see ``join_step``
-        self.prompt_tokens = prompt_tokens
-        self.target_tokens = target_tokens  # total tokens at which it is finished
-        self.remote = remote
-        self.transfer: Transfer | None = None
-        self.state = WAITING
-        self.computed = 0
-        self.run: Run | None = None
-        self.n_shared = 0
-        self.n_private = 0
-        self.chunk = 0
-        self.join_step = 0
-        self.hit_tokens = -1
-        self.start_s = -1.0
-        self.first_step = -1  # index into the worker's step_end_s of the step that gave the first token
-        self.spans: list[int] = []  # flat pairs (first, last) of step indices with a token, one pair per residence
-        self.n_preempted = 0
-        self.loaded = False  # remote KV is in this engine's blocks
-        self.aborted = False
+from ppd_bench.sim.seq import DECODING, DONE, HELD, LOCAL, PREFILLING, PULL, PULLING, WAITING, Seq
 
 
 class Worker:
@@ -101,6 +60,8 @@ class Worker:
         self.blocked_s = 0.0
         self.n_step_receives = 0
         self.n_preempted = 0
+        self.busy_s = 0.0  # of steps, from their first to their last instant; waiting for transfers is ``blocked_s``
+        self.n_pulling = 0
         self.version = 0
         self.pulls: list[Seq] = []  # admitted, transfer to be started by the caller
         self.head_blocked = False
@@ -118,6 +79,7 @@ class Worker:
 
     def pulled(self, seq: Seq) -> None:
         """The KV of an admitted request has arrived; it runs in the next step."""
+        self.n_pulling -= 1
         seq.state = WAITING
         seq.loaded = True
         seq.computed = seq.prompt_tokens - 1
@@ -144,6 +106,8 @@ class Worker:
                 self.waiting.remove(seq)
         elif seq.state in (PREFILLING, DECODING):
             self._leave_running(seq)
+        elif seq.state == PULLING:
+            self.n_pulling -= 1
         self.release(seq)
 
     def _leave_running(self, seq: Seq) -> None:
@@ -206,6 +170,10 @@ class Worker:
             for step in range(self.n_done + 1, running + 1):
                 used += self._phases[step % self.block_size]
         return used
+
+    def busy_s_at(self, now_s: float) -> float:
+        """Seconds of steps up to now."""
+        return self.busy_s - (self.busy_until_s - now_s if self.busy and not self.blocked_on else 0.0)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -312,6 +280,7 @@ class Worker:
         if seq.remote == PULL:
             self.waiting.popleft()
             seq.state = PULLING
+            self.n_pulling += 1
             self.pulls.append(seq)
             return 0
         if seq.remote:
@@ -348,6 +317,7 @@ class Worker:
         else:
             end_s = self._stretch(now_s, self._stretch_steps())
         self.busy_until_s = end_s
+        self.busy_s += end_s - now_s
 
     def _mixed_s(self) -> float:
         tokens = 0
@@ -428,6 +398,7 @@ class Worker:
         if low == len(ends) - 1:
             return False
         del ends[low + 1 :]
+        self.busy_s -= self.busy_until_s - ends[low]
         self.busy_until_s = ends[low]
         self.version += 1
         return True

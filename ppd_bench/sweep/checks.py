@@ -41,7 +41,10 @@ def engine_findings(
     if model is not None and engine.max_model_len > model.max_model_len:
         what = f"{engine.max_model_len} is more than {model.name} can hold"
         yield length, what, f"at most {model.max_model_len}"
-    needs = {w.name: w.context_tokens(len(w.turns) + 1) for w in workloads if w is not None}
+    if engine.dispatch == "fire_and_forget" and engine.handoff != "pull_async":
+        what = "fire_and_forget tells D before there is anything to push"
+        yield ("engine", "dispatch"), what, "await, or handoff: pull_async"
+    needs = {w.name: w.longest_tokens for w in workloads if w is not None}
     longest = max(needs, key=lambda name: needs[name], default=None)
     if longest is not None and needs[longest] > engine.max_model_len:
         what = f"{engine.max_model_len} is too small for workload {longest}, which needs {needs[longest]} tokens"

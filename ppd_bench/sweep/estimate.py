@@ -52,7 +52,7 @@ def estimate(points: Sequence[Point], *, simulated_turns_per_cpu_s: float, n_pro
     n_gpus = {p.topology: parse_topology(p.topology).n_gpus for p in points}
     layouts = {parse_topology(name).layout.name: parse_topology(name).n_gpus for name in n_gpus}
     conversations = [point.qps * point.duration_s for point in points]
-    turns = sum(n * len(point.workload.turns) for n, point in zip(conversations, points, strict=True))
+    turns = sum(n * point.workload.turns_per_session for n, point in zip(conversations, points, strict=True))
     point_walls_s = [(point, point.duration_s + drain_s(point) + RESET_S) for point in points]
     return Estimate(
         n_points=len(points),
@@ -71,7 +71,16 @@ def estimate(points: Sequence[Point], *, simulated_turns_per_cpu_s: float, n_pro
     )
 
 
+def point_gpu_seconds(point: Point) -> float:
+    """Expected cost of one live point, without launches."""
+    return parse_topology(point.topology).n_gpus * (point.duration_s + drain_s(point) + RESET_S)
+
+
 def drain_s(point: Point) -> float:
     """Expected seconds from the end of arrivals to the last token: the life of one conversation."""
-    generation_s = sum(min(turn.output_tokens * DRAIN_TPOT_S, point.timeout_s) for turn in point.workload.turns)
-    return generation_s + point.think_time_s * (len(point.workload.turns) - 1)
+    workload = point.workload
+    if workload.traffic is None:
+        generation_s = sum(min(turn.output_tokens * DRAIN_TPOT_S, point.timeout_s) for turn in workload.turns)
+    else:
+        generation_s = workload.output_tokens_per_session * DRAIN_TPOT_S
+    return generation_s + point.think_time_s * (workload.turns_per_session - 1.0)

@@ -7,15 +7,16 @@ import dataclasses
 from ppd_bench.core.enums import Executor
 from ppd_bench.core.point import Point
 from ppd_bench.core.topology import parse_topology
+from ppd_bench.core.workload import WorkloadSpec
 from ppd_bench.sweep.spec import SweepSpec
 
 
 def expand(spec: SweepSpec, *, executor: Executor, engine_version: str, profile_hash: str) -> tuple[Point, ...]:
     """All points, those of one layout together so that each layout is launched once.
 
-    Order: layout (by first appearance), topology, repeat, workload, QPS. Repeats are outside of workloads, so that a
-    machine that drifts does not drift with one cell. ``profile_hash`` identifies the simulator's cost model; live
-    points have none.
+    Order: layout (by first appearance), topology, repeat, workload, QPS. Repeats are outside of workloads, so that a machine
+    that drifts does not drift with one cell. Recorded arrivals have one load, their own. ``profile_hash`` identifies the
+    simulator's cost model; live points have none.
     """
     sim = dataclasses.replace(spec.sim, profile_hash=profile_hash) if executor is Executor.SIM else None
     return tuple(
@@ -25,7 +26,7 @@ def expand(spec: SweepSpec, *, executor: Executor, engine_version: str, profile_
             gpu=spec.gpu,
             workload=workload,
             qps=qps,
-            duration_s=spec.duration_s,
+            duration_s=duration_s,
             timeout_s=spec.timeout_s,
             think_time_s=spec.think_time_s,
             seed=spec.seed,
@@ -40,8 +41,16 @@ def expand(spec: SweepSpec, *, executor: Executor, engine_version: str, profile_
         for topology in by_layout(spec.topologies)
         for repeat in range(spec.n_repeats)
         for workload in spec.workloads
-        for qps in spec.qps
+        for qps, duration_s in loads(spec, workload)
     )
+
+
+def loads(spec: SweepSpec, workload: WorkloadSpec) -> tuple[tuple[float, float], ...]:
+    """QPS and arrival windows of a workload's points: the sweep's, and for recorded arrivals the one that was recorded."""
+    traffic = workload.traffic
+    if traffic is not None and traffic.arrivals == "recorded":
+        return ((traffic.sessions_per_s, traffic.window_s),)
+    return tuple((qps, spec.duration_s) for qps in spec.qps)
 
 
 def by_layout(topologies: tuple[str, ...]) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ class EngineKeys(StrictKeys):
     prefix_caching: Flag = _key(TRUTH)
     kv_connector: Annotated[Text, Field(min_length=1)] = _key("the name of a vLLM KV connector, such as NixlConnector")
     handoff: Literal["push_blocking", "pull_async"] = _key("push_blocking, pull_async")
+    dispatch: Literal["await", "fire_and_forget"] = _key("await, fire_and_forget")
     kv_link_bytes_per_s: Bandwidth | None = _key(f"null (the GPU's), {BANDWIDTH}", alias="kv_link_bandwidth")
     kv_link_latency_s: Duration = _key(DURATION, alias="kv_link_latency")
     emulated_link_bytes_per_s: Bandwidth | None = _key(f"null (none), {BANDWIDTH}", alias="emulated_link_bandwidth")
@@ -82,15 +83,19 @@ class EngineKeys(StrictKeys):
 
 
 class SimulatorKeys(StrictKeys):
-    """``simulator``: core.point.SimSettings, but for the profile's hash; ``step_table`` is read from its file."""
+    """``simulator``: core.point.SimSettings, but for hashes; ``step_table`` and ``profile`` are read from their files."""
 
-    cost_model: Literal["auto", "roofline", "table"] = _key("auto, roofline, table")
+    profile: Text | None = _key("null, or the path of a profile that calibrate wrote")
+    cost_model: Literal["auto", "roofline", "table", "aiconfigurator"] = _key("auto, roofline, table, aiconfigurator")
     step_table: Text | None = _key("null, or the path of a step table (JSON; see ppd_bench/sim/step_tables)")
     step_overhead_s: Duration = _key(DURATION, alias="step_overhead")
     sequence_overhead_s: Duration = _key(DURATION, alias="sequence_overhead")
     visit_overhead_s: Duration = _key(DURATION, alias="visit_overhead")
     router_overhead_s: Duration = _key(DURATION, alias="router_overhead")
     receiver_cost_s: Duration = _key(DURATION, alias="receiver_cost")
+    transfer_base_s: Duration | None = _key(f"null (kv_link_latency), {DURATION}", alias="transfer_base")
+    transfer_bytes_per_s: Bandwidth | None = _key(f"null (the link's), {BANDWIDTH}", alias="transfer_bandwidth")
+    kv_capacity_tokens: Positive | None = _key(f"null (what memory leaves), {COUNT}")
     activation_reserve_bytes: Size = _key(SIZE, alias="activation_reserve")
     snapshot_interval_s: PositiveDuration = _key(DURATION, alias="snapshot_interval")
     snapshot_delay_s: Duration = _key(DURATION, alias="snapshot_delay")
@@ -113,7 +118,7 @@ class SweepKeys(StrictKeys):
     gpu: Text | None = _key("the name of a GPU profile")
     model: Text | None = _key("the name of a model profile, or the path of a Hugging Face config.json")
     topologies: Any = _key("'paper', or a list of names like 4R, 1P_3D, 1R_1P_1D_1pD")
-    workloads: Any = _key("'paper', or a list of workload names and paths")
+    workloads: Any = _key("'paper', or a list of workload names, paths, and mappings {dataset: PATH, ...}")
     qps: Any = _key("a list of numbers above 0 (conversations per second)")
     duration: PositiveDuration = _key(DURATION, default=10.0)
     timeout: PositiveDuration = _key(DURATION, default=30.0)

@@ -67,7 +67,7 @@ def topology_of(entry: object) -> Topology:
 
 
 def workload_of(entry: object) -> WorkloadSpec:
-    """Load one entry of ``workloads``."""
+    """Load one entry of ``workloads`` that is a name or a path."""
     if not isinstance(entry, str):
         raise SpecError(f"must be a workload name or path, got {reprlib.repr(entry)}")
     return find_workload(entry)

@@ -18,14 +18,20 @@ from ppd_bench.core.slo import SLO
 from ppd_bench.core.topology import PAPER_TOPOLOGIES, Topology
 from ppd_bench.core.workload import WorkloadSpec
 from ppd_bench.sweep.checks import Finding, engine_findings, topology_findings
-from ppd_bench.sweep.keys import REQUIRED, PlacementKeys, PolicyKeys, SimulatorKeys, SweepKeys
+from ppd_bench.sweep.datasets import OpenDataset, keys_of
+from ppd_bench.sweep.keys import REQUIRED, PlacementKeys, PolicyKeys, SweepKeys
 from ppd_bench.sweep.names import rate_of, resolve_list, resolve_model, resolve_name, topology_of, workload_of
-from ppd_bench.sweep.routing import Known, placement_of, policy_of, read_text
+from ppd_bench.sweep.routing import Known, placement_of, policy_of
+from ppd_bench.sweep.simulator import profile_findings, simulator_of
 from ppd_bench.workload.library import PAPER_WORKLOADS
 from ppd_bench.workload.strict_model import Origin, StrictKeys, model_keys, problems_of, without_bad_keys
 from ppd_bench.workload.strict_yaml import Loc, read_mapping
+from ppd_bench.workload.traffic import SourceFile
 
 T = TypeVar("T")
+
+FLAGS: dict[Loc, str] = {("policy", "decider"): "policy"}
+"""Command-line options that are not called as their keys are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +39,7 @@ class SweepSpec:
     """A sweep, complete and valid: names are resolved, units are seconds, bytes and bytes per second.
 
     ``executor`` is what was asked for (auto, sim or live); the runner decides what auto means here. ``model`` is the
-    profile's name, which is a point's ``model``.
+    profile's name, which is a point's ``model``. ``sources`` are the files of recorded traffic among the workloads.
     """
 
     name: str
@@ -58,6 +64,7 @@ class SweepSpec:
     slo: SLO
     success_bound_ratio: float
     token_gaps: bool
+    sources: tuple[SourceFile, ...] = ()
 
     def effective(self) -> dict[str, Any]:
         """Everything above as plain JSON values, for a manifest: equal sweeps give equal content."""
@@ -73,6 +80,7 @@ def load_sweep(
     placements: Collection[str],
     parameters: Mapping[str, Collection[str]] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    open_dataset: OpenDataset | None = None,
 ) -> SweepSpec:
     """Parse and check a sweep.
 
@@ -83,15 +91,17 @@ def load_sweep(
         parameters: the parameter names of deciders and placements, by name; null leaves parameters unchecked.
         overrides: values from the command line by key, nested for sections; null means not given. They are merged key
             by key, except that a decider brings its own parameters and drops the file's.
+        open_dataset: reads recorded traffic among the workloads; null refuses it.
 
     Raises:
         SpecError: every problem of the file and of the overrides, one line each.
     """
     data, lines = read_mapping(text, file=file)
     merged, overridden = _merge(data, overrides or {})
-    problems = _Problems(origin=Origin(file=file, overridden=overridden), lines=lines)
+    problems = _Problems(origin=Origin(file=file, overridden=overridden, flags=FLAGS), lines=lines)
     keys = _validate(merged, problems)
-    parts = _resolve(keys, problems, Known(deciders=deciders, placements=placements, parameters=parameters))
+    known = Known(deciders=deciders, placements=placements, parameters=parameters)
+    parts = _resolve(keys, problems, known, open_dataset)
     if problems.lines:
         raise SpecError(problems.lines)
     return _assemble(keys, parts)
@@ -129,6 +139,7 @@ class _Parts:
     placement: PlacementSpec
     engine: EngineSettings
     sim: SimSettings
+    sources: tuple[SourceFile, ...]
 
 
 def _merge(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[Loc]]:
@@ -161,25 +172,40 @@ def _validate(data: Mapping[str, Any], problems: _Problems) -> SweepKeys:
     return keys
 
 
-def _resolve(keys: SweepKeys, problems: _Problems, known: Known) -> _Parts:
+def _resolve(keys: SweepKeys, problems: _Problems, known: Known, open_dataset: OpenDataset | None) -> _Parts:
     take, origin = problems.take, problems.origin
+    engine = EngineSettings(**_given(keys.engine))
+    sources: list[SourceFile] = []
+
+    def one_workload(entry: object) -> WorkloadSpec:
+        if open_dataset is None or not isinstance(entry, Mapping):
+            return workload_of(entry)
+        workload, source = open_dataset(keys_of(entry, engine.max_model_len))
+        sources.append(source)
+        return workload
+
     take(resolve_name(keys.gpu, ("gpu",), "gpu", tuple(HARDWARE), origin))
+    sim, profile = take(simulator_of(keys.simulator, origin))
     parts = _Parts(
         model=take(resolve_model(keys.model, origin)),
         topologies=take(
             resolve_list(keys.topologies, "topologies", origin, one=topology_of, identity=_name, paper=PAPER_TOPOLOGIES)
         ),
         workloads=take(
-            resolve_list(keys.workloads, "workloads", origin, one=workload_of, identity=_name, paper=PAPER_WORKLOADS)
+            resolve_list(keys.workloads, "workloads", origin, one=one_workload, identity=_name, paper=PAPER_WORKLOADS)
         ),
         qps=take(resolve_list(keys.qps, "qps", origin, one=rate_of, identity=float)),
         policy=take(policy_of(keys.policy or PolicyKeys(), known, origin)),
         placement=take(placement_of(keys.placement or PlacementKeys(), known, origin)),
-        engine=EngineSettings(**_given(keys.engine)),
-        sim=take(_sim_of(keys.simulator, origin)),
+        engine=engine,
+        sim=sim,
+        sources=tuple(sources),
     )
     problems.add(topology_findings(parts.topologies, keys.gpus, parts.model))
     problems.add(engine_findings(parts.engine, parts.workloads, parts.model))
+    problems.add(
+        profile_findings(profile, gpu=keys.gpu, model=parts.model, engine=parts.engine, topologies=parts.topologies)
+    )
     return parts
 
 
@@ -209,16 +235,8 @@ def _assemble(keys: SweepKeys, parts: _Parts) -> SweepSpec:
         slo=SLO(**_given(keys.slo)),
         success_bound_ratio=keys.success_bound,
         token_gaps=keys.token_gaps,
+        sources=parts.sources,
     )
-
-
-def _sim_of(keys: SimulatorKeys | None, origin: Origin) -> tuple[SimSettings, list[str]]:
-    given = _given(keys)
-    path = given.pop("step_table", None)
-    if path is None:
-        return SimSettings(**given), []
-    text, problems = read_text(path, ("simulator", "step_table"), "the path of a step table in JSON", origin)
-    return SimSettings(**given, step_table_json=text), problems
 
 
 def _given(section: StrictKeys | None) -> dict[str, Any]:

@@ -30,15 +30,17 @@ def generate_sessions(
     Turn 1 carries its absolute ``scheduled_s``; later turns carry ``think_time_s``. There may be none: a low
     rate over a short window has empty draws.
     """
+    content = dataclasses.asdict(workload)
+    del content["traffic"]
     material = {
-        "workload": dataclasses.asdict(workload),
+        "workload": content,
         "qps": float(qps),
         "duration_s": float(duration_s),
         "seed": seed,
         "repeat": repeat,
     }
     entropy = int.from_bytes(hashlib.sha256(canonical_json(material).encode()).digest(), "big")
-    arrivals_s = list(_poisson_arrivals(float(qps), float(duration_s), _uniforms(entropy)))
+    arrivals_s = list(poisson_arrivals(float(qps), float(duration_s), uniforms(entropy)))
     session_ids = [f"s{index:05d}" for index in range(len(arrivals_s))]
     turns = [
         _nth_turns(workload, number, session_ids, arrivals_s if number == 1 else None, float(think_time_s))
@@ -47,7 +49,7 @@ def generate_sessions(
     return tuple(zip(*turns, strict=True))
 
 
-def _uniforms(entropy: int) -> Iterator[float]:
+def uniforms(entropy: int) -> Iterator[float]:
     """Doubles in [0, 1) from raw bits: numpy promises that stream for all versions, but not that of distributions."""
     bits = PCG64(entropy)
     while True:
@@ -55,7 +57,7 @@ def _uniforms(entropy: int) -> Iterator[float]:
             yield (raw >> 11) * 2.0**-53
 
 
-def _poisson_arrivals(rate_rps: float, duration_s: float, uniforms: Iterator[float]) -> Iterator[float]:
+def poisson_arrivals(rate_rps: float, duration_s: float, uniforms: Iterator[float]) -> Iterator[float]:
     """Cumulated exponential gaps, in whole nanoseconds, so that the last bit of a platform's logarithm cannot show."""
     now_s = 0.0
     for uniform in uniforms:
@@ -83,6 +85,8 @@ def _nth_turns(
         output_tokens=itertools.repeat(lengths.output_tokens),
         max_output_tokens=itertools.repeat(workload.max_output_tokens),
         block_ids=itertools.repeat(None),
+        block_tokens=itertools.repeat(None),
+        after=itertools.repeat(None),
     )
 
 

@@ -6,7 +6,7 @@ import copy
 import difflib
 import reprlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,16 +24,20 @@ class StrictKeys(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where values come from: ``file``, or the command line for the paths in ``overridden``."""
+    """Where values come from: ``file``, or the command line for the paths in ``overridden``.
+
+    ``flags``: options that are not called as their keys are.
+    """
 
     file: str
     overridden: frozenset[Loc] = frozenset()
+    flags: Mapping[Loc, str] = field(default_factory=dict)
 
     def place(self, loc: Loc) -> str:
         """``FILE: key.path``, or ``command line: --flag`` for an override."""
-        flags = [loc[:n] for n in range(1, len(loc) + 1) if loc[:n] in self.overridden]
-        if flags:
-            return f"command line: --{str(flags[0][-1]).replace('_', '-')}"
+        given = [loc[:n] for n in range(1, len(loc) + 1) if loc[:n] in self.overridden]
+        if given:
+            return f"command line: --{self.flags.get(given[0], str(given[0][-1]).replace('_', '-'))}"
         return f"{self.file}: {shown_path(loc)}"
 
     def line(self, loc: Loc, what: str, allowed: str) -> str:
@@ -41,8 +45,9 @@ class Origin:
         return f"{self.place(loc)}: {what}; allowed: {allowed}"
 
     def unknown(self, loc: Loc, noun: str, word: object, allowed: Collection[str]) -> str:
-        """The line for a name that does not exist, with the closest one that does."""
-        close = difflib.get_close_matches(str(word), list(allowed), n=1)
+        """The line for a name that does not exist, with the one that goes on from it, or else the closest one."""
+        begun = [name for name in allowed if word and name.lower().startswith(str(word).lower())]
+        close = begun or difflib.get_close_matches(str(word), list(allowed), n=1)
         hint = f", did you mean {close[0]!r}?" if close else ""
         return self.line(loc, f"unknown {noun} {reprlib.repr(word)}{hint}", ", ".join(allowed))
 

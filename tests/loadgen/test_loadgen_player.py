@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any
@@ -19,9 +20,11 @@ from ppd_bench.core.record import RECORD_FIELDS
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.engine.dispatch import Engines
 from ppd_bench.engine.endpoints import Endpoint
-from ppd_bench.engine.stream import CompletionReader
-from ppd_bench.loadgen.player import LiveResult, Log, judge
+from ppd_bench.engine.metrics import EngineGauges
+from ppd_bench.engine.stream import CompletionReader, Failure
+from ppd_bench.loadgen.player import LiveResult, PlaySettings, Verdict, judge
 from ppd_bench.loadgen.prompts import new_ids
+from ppd_bench.loadgen.routing import Log, Scrape
 from ppd_bench.policy.ledger import Ledger
 from ppd_bench.policy.policy import make_policy
 from ppd_bench.policy.query import RouteQuery
@@ -39,7 +42,8 @@ def played(
     *,
     before: Callable[[list[FakeEngine]], object] = lambda engines: None,
     during: Callable[[list[FakeEngine]], Awaitable[None]] | None = None,
-    scrape: player_module.Scrape | None = None,
+    scrape: Scrape | None = None,
+    settings: PlaySettings = SETTINGS,
     **behaviour: Any,
 ) -> None:
     """Play a point on fakes of its topology and check what came of it."""
@@ -47,7 +51,9 @@ def played(
     async def main() -> None:
         async with fakes(point.topology, **behaviour) as (engines, target):
             before(engines)
-            task = asyncio.ensure_future(play(point, sessions_of(point, arrivals_s), target, scrape=scrape))
+            task = asyncio.ensure_future(
+                play(point, sessions_of(point, arrivals_s), target, scrape=scrape, settings=settings)
+            )
             if during is not None:
                 await during(engines)
             result = await task
@@ -208,7 +214,7 @@ def test_each_turn_is_told_as_it_ends() -> None:
                 point,
                 sessions,
                 target,
-                on_turn=lambda trip: told.append((trip.turn.request_id, trip.status, trip.end_s)),
+                on_turn=lambda turn: told.append((turn.request_id, turn.status, turn.end_s)),
             )
         assert [request_id for request_id, _, _ in told] == ["s0.t1", "s0.t2", "s1.t1", "s1.t2"]
         assert [end_s for _, _, end_s in told] == result.columns["end_s"]
@@ -290,6 +296,7 @@ def test_fewer_tokens_than_asked_is_a_failure(short: int) -> None:
     def check(engines: list[FakeEngine], result: LiveResult, rows: list[dict[str, Any]]) -> None:
         assert [r["status"] for r in rows] == ["error", "unsent"]
         assert rows[0]["message"] == f"{9 - short} of 9 tokens, finish_reason 'length'"
+        assert result.misanswers == (f"s0.t1: {rows[0]['message']}",)
         conserves(rows, point)
 
     played(point, [0.0], check, stop_short=short)
@@ -332,6 +339,27 @@ def test_a_last_token_exactly_at_the_timeout_is_in_time(timeout_s: float, status
     assert judge(turn, outcome, 10.0, timeout_s)[0] is status
 
 
+def test_an_answer_that_ends_in_order_without_a_token_is_no_failure_of_load() -> None:
+    turn = sessions_of(make_point("1R"), [0.0])[0][1]
+
+    def verdict(*pieces: bytes, complete: bool = True) -> Verdict:
+        reader = CompletionReader()
+        reader.on_head(200, {"content-type": "text/event-stream"}, 10.0)
+        for piece in pieces:
+            reader.on_body(piece, 10.5)
+        reader.complete = complete
+        broken = None if complete else (Failure.DISCONNECTED, "the connection closed")
+        return judge(turn, reader.outcome(sent_s=10.0, end_s=10.5, broken=broken), 10.0, 1.0)
+
+    ended = b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    assert verdict(ended).misanswered
+    assert verdict().misanswered
+    assert not verdict(b"data: [DONE]\n\n").misanswered  # cut off: no reason was given for its end
+    error = verdict(b'data: {"error":{"message":"overloaded"}}\n\ndata: [DONE]\n\n')
+    assert (error.status, error.misanswered) == (Status.ERROR, False)
+    assert not verdict(complete=False).misanswered
+
+
 # -- parity --------------------------------------------------------------------------------------------------------------
 
 
@@ -361,14 +389,11 @@ def replayed(log: Log, point: Point) -> tuple[int, int]:
     ],
     ids=lambda spec: getattr(spec, "decider", getattr(spec, "decode", "")),
 )
-def test_i7_the_log_replayed_gives_the_same_decisions(
-    policy: PolicySpec, placement: PlacementSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(player_module, "SNAPSHOT_INTERVAL_S", 0.05)
+def test_i7_the_log_replayed_gives_the_same_decisions(policy: PolicySpec, placement: PlacementSpec) -> None:
     point = make_point("1R_2P_1D_1pD", policy=policy, placement=placement, timeout_s=0.8)
 
-    async def scrape(endpoint: Endpoint) -> float | None:
-        return None if endpoint.worker_id == "P0" else endpoint.port % 7 / 10
+    async def scrape(endpoint: Endpoint) -> EngineGauges | None:
+        return None if endpoint.worker_id == "P0" else EngineGauges(kv_cache_usage_ratio=endpoint.port % 7 / 10)
 
     def check(engines: list[FakeEngine], result: LiveResult, rows: list[dict[str, Any]]) -> None:
         n_sent = sum(r["sent_s"] is not None for r in rows)
@@ -385,7 +410,8 @@ def test_i7_the_log_replayed_gives_the_same_decisions(
     def break_one(engines: list[FakeEngine]) -> None:
         engines[-1].behaviour.die_after = 3
 
-    played(point, [0.02 * i for i in range(16)], check, before=break_one, scrape=scrape)
+    often = dataclasses.replace(SETTINGS, snapshot_interval_s=0.05)
+    played(point, [0.02 * i for i in range(16)], check, before=break_one, scrape=scrape, settings=often)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------------

@@ -2,87 +2,57 @@
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 import json
+import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fakes"))
-from fake_engine import Behaviour, FakeEngine
+from live_cases import SWEEP, Fakes, Watcher, live_sweep
 
 from ppd_bench.core.errors import LaunchError, NotReady, SpecError
-from ppd_bench.runner.checks import problems_of
+from ppd_bench.engine.gpu import GpuGauges
+from ppd_bench.engine.metrics import EngineCounters, EngineGauges, EngineScrape
+from ppd_bench.engine.proc_fs import identify
+from ppd_bench.loadgen.lateness import ClientLateness, Lateness
+from ppd_bench.runner.checks import problems_of, record_checks, write_engine_metrics
+from ppd_bench.runner.listeners import TurnStatistics
 from ppd_bench.runner.live import LiveOptions, live_options
+from ppd_bench.runner.live_points import Played, sample_row
 from ppd_bench.runner.runs import open_run
 from ppd_bench.runner.summaries import summaries_of
 from ppd_bench.runner.sweep import SweepRequest, evidence_line, prepare, run_sweep
 from ppd_bench.runner.tables import load_table
+from ppd_bench.store.frames import read_frame
 from ppd_bench.store.read import read_records
 
-SWEEP = """
-name: live
-gpus: 4
-gpu: cpu
-model: tiny-llama
-topologies: [{topologies}]
-workloads: [cpu_chat]
-qps: [20]
-duration: 500ms
-timeout: 20s
-engine: {{max_model_len: 1024, kv_connector: NixlConnector, handoff: pull_async}}
+LEAVE = """
+import os, subprocess, sys
+from pathlib import Path
+from ppd_bench.engine.orphans import EngineRegister, RegisteredEngine
+from ppd_bench.engine.proc_fs import ProcessGroup, identify
+sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+group = ProcessGroup(group_id=sleeper.pid, known=(identify(sleeper.pid),))
+EngineRegister(Path(sys.argv[1])).write([RegisteredEngine(worker_id="D0", port=1234, log="D0.log", group=group)])
+print(sleeper.pid, flush=True)
+os.kill(os.getpid(), 9)
 """
 
 
-class Fakes:
-    """Fake engines in a thread of their own, so that the sweep's event loop does not share theirs."""
-
-    def __init__(self, roles: str) -> None:
-        self.engines = [FakeEngine(f"{role}{i}", behaviour=Behaviour()) for i, role in enumerate(roles)]
-        self.roles = roles
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> Fakes:
-        self._thread.start()
-        for engine in self.engines:
-            self.run(engine.start())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for engine in self.engines:
-            self.run(engine.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    def run(self, work: object) -> object:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)  # type: ignore[arg-type]
-
-    def write(self, path: Path) -> Path:
-        entries = "".join(
-            f"  - {{role: {role}, url: 'http://127.0.0.1:{engine.port}'}}\n"
-            for role, engine in zip(self.roles, self.engines, strict=True)
-        )
-        path.write_text(f"engines:\n{entries}")
-        return path
+def leave_an_orphan(folder: Path) -> int:
+    """A process registers a sleeper and is killed; the sleeper's pid."""
+    owner = subprocess.run([sys.executable, "-c", LEAVE, str(folder)], capture_output=True, text=True)
+    assert owner.returncode == -9, owner.stderr
+    return int(owner.stdout)
 
 
 @pytest.fixture
 def pair() -> Iterator[Fakes]:
     with Fakes("PD") as fakes:
         yield fakes
-
-
-def live_sweep(tmp_path: Path, fakes: Fakes, topologies: str, **more: object) -> SweepRequest:
-    sweep = tmp_path / "live.yaml"
-    sweep.write_text(SWEEP.format(topologies=topologies))
-    live = LiveOptions(endpoints=fakes.write(tmp_path / "engines.yaml"))
-    return SweepRequest(source=str(sweep), out=tmp_path / "run", live=live, with_report=False, **more)  # type: ignore[arg-type]
 
 
 def contradicted(run: Path) -> list[str]:
@@ -124,11 +94,65 @@ def test_live_and_simulated_records_of_one_sweep_have_one_schema_and_the_same_tu
     pd.testing.assert_series_equal(live.loc[first, "scheduled_s"], sim.loc[first, "scheduled_s"])
 
 
+def test_two_client_processes_play_a_sweep_as_one_does(tmp_path, pair, quiet) -> None:
+    run_sweep(prepare(live_sweep(tmp_path, pair, "1P_1D, 1P_1pD", clients=2)), quiet)
+    records = read_records(tmp_path / "run")
+    assert set(records["status"]) == {"ok"}
+    followups = records[records["turn"] == 2].groupby("topology", observed=True)
+    assert {name: set(part["route"]) for name, part in followups} == {"1P_1D": {"pd"}, "1P_1pD": {"local"}}
+    assert list(records["session_id"]) == list(records.sort_values(["topology", "session_id", "turn"])["session_id"])
+    assert contradicted(tmp_path / "run") == []
+    checks = [json.loads(line) for line in (tmp_path / "run/checks.jsonl").read_text().splitlines()]
+    assert [check["n_clients"] for check in checks] == [2, 2]
+    assert all(check["lateness"]["decision"]["p99_s"] is not None for check in checks)
+
+
+def test_a_watcher_is_told_of_points_turns_and_verdicts(tmp_path, pair) -> None:
+    pair.engines[1].behaviour.prefill_s = 0.7
+    watcher = Watcher()
+    run_sweep(prepare(live_sweep(tmp_path, pair, "1P_1D")), watcher)
+    names = [name for name, _ in watcher.events if name != "stage"]
+    assert names[:2] == ["started", "point_started"]
+    assert names[-2:] == ["point_judged", "point_done"]
+    assert set(names[2:-2]) == {"turns"}
+    last = watcher.of("turns")[-1]
+    assert isinstance(last, TurnStatistics)
+    ((topology, n_turns),) = watcher.of("point_started")
+    assert (topology, last.n_turns, last.n_failed) == ("1P_1D", n_turns, 0)
+    assert 0 < last.n_ended <= n_turns
+    assert last.ttft_median_s is not None
+    assert last.ttft_median_s > 0.7
+    again = Watcher()
+    run_sweep(prepare(live_sweep(tmp_path, pair, "1P_1D")), again)
+    assert again.of("kept") == [(n_turns, n_turns)]
+
+
 def test_engines_readings_are_stored_beside_the_records(tmp_path, pair, quiet) -> None:
     run_sweep(prepare(live_sweep(tmp_path, pair, "1P_1D")), quiet)
     metrics = pd.read_parquet(tmp_path / "run/engine_metrics.parquet")
     assert set(metrics["worker_id"]) == {"P0", "D0"}
     assert metrics["kv_cache_usage_ratio"].notna().all()
+
+
+def test_gpu_readings_stand_beside_an_engines_own_with_their_ids_and_units(tmp_path, pair, quiet) -> None:
+    run_sweep(prepare(live_sweep(tmp_path, pair, "1P_1D")), quiet)
+    run = open_run(tmp_path / "run")
+    assert pd.read_parquet(run.path / "engine_metrics.parquet")["gpu_ids"].isna().all()  # engines that run elsewhere
+    gpu = GpuGauges(gpu_ids="0,1", gpu_utilization_ratio=0.5, gpu_memory_used_bytes=7.0)
+    scraped = EngineScrape(engine_start_s=None, gauges=EngineGauges(n_running=3.0), counters=EngineCounters())
+    point = run.points[0]
+    late = Lateness(n=1, median_s=0.0, p99_s=0.0, max_s=0.0)
+    played = Played(
+        point=point, columns={}, problems=(), lateness=ClientLateness(send=late, loop=late, decision=late), n_clients=1,
+        samples=(sample_row(point.point_id, "D0", 1.5, scraped, gpu), sample_row(point.point_id, "P0", 1.6, scraped, None)),
+    )  # fmt: skip
+    record_checks(run.path, played)
+    (path,) = write_engine_metrics(run)
+    metrics, described = read_frame(path, "engine_metrics")
+    seen = metrics[["worker_id", "gpu_ids", "gpu_utilization_ratio", "gpu_memory_used_bytes", "n_running"]]
+    assert seen.iloc[0].to_list() == ["D0", "0,1", 0.5, 7.0, 3.0]
+    assert seen.iloc[1, 1:4].isna().all()
+    assert [described.units[name] for name in seen.columns] == ["", "", "1", "bytes", "1"]
 
 
 def test_a_path_that_the_counters_contradict_makes_the_point_invalid_with_the_reason(tmp_path, pair, quiet) -> None:
@@ -170,6 +194,27 @@ def test_endpoints_must_serve_every_topology_and_answer(tmp_path, pair) -> None:
         prepare(live_sweep(tmp_path, pair, "1P_1D"))
 
 
+def test_orphans_are_shown_before_the_machine_is_checked_and_ended_where_that_is_wanted(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    pid = leave_an_orphan(tmp_path / "state/ppd-bench/engines")
+    sweep = tmp_path / "live.yaml"
+    sweep.write_text(SWEEP.format(topologies="1P_1D"))
+    request = SweepRequest(source=str(sweep), live=LiveOptions(device="cpu", engine_python=Path("/nowhere/python")))
+    asked: list[list[str]] = []
+
+    def answer(end: bool):
+        return lambda orphans: asked.append([o.engine.worker_id for o in orphans]) or end
+
+    for end in (False, True, True):
+        with pytest.raises(
+            LaunchError, match="/nowhere/python"
+        ):  # whatever was answered, the sweep goes on to its checks
+            prepare(request, end_orphans=answer(end))
+    assert asked == [["D0"], ["D0"]]
+    assert identify(pid) is None
+    prepare(dataclasses.replace(request, live=LiveOptions(), overrides={"executor": "sim", "gpu": "h100-80g"}))
+
+
 def test_a_launch_without_vllm_or_without_weights_is_refused_before_anything_starts(tmp_path) -> None:
     sweep = tmp_path / "live.yaml"
     sweep.write_text(SWEEP.format(topologies="1P_1D"))
@@ -178,3 +223,7 @@ def test_a_launch_without_vllm_or_without_weights_is_refused_before_anything_sta
     assert not (tmp_path / "run").exists()
     with pytest.raises(SpecError, match="cuda, cpu"):
         live_options("tpu", None, None, None, None)
+    for given in ("0", "-1", "two", ""):
+        with pytest.raises(SpecError, match="1 or more, auto"):
+            live_options("cpu", None, None, None, None, given)
+    assert [live_options("cpu", None, None, None, None, given).clients for given in ("1", "3", "auto")] == [1, 3, 0]

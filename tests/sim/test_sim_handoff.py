@@ -20,9 +20,10 @@ from sim_points import (
 )
 
 from ppd_bench.core.point import PolicySpec, SimSettings
+from ppd_bench.sim.chains import chains_of
 from ppd_bench.sim.cluster import Cluster
 from ppd_bench.sim.recording import to_columns
-from ppd_bench.sim.simulate import chains_of, simulate
+from ppd_bench.sim.simulate import simulate
 
 BARE = SimSettings(step_overhead_s=0.0, sequence_overhead_s=0.0, visit_overhead_s=0.0, router_overhead_s=0.0)
 HALF_SECOND_PER_1000 = 1000 * 131072 / 0.5

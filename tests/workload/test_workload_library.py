@@ -28,6 +28,11 @@ TURN2 = {
 CPU_WORKLOADS = ("cpu_chat", "cpu_paste")
 """Those of sweeps/cpu.yaml, for engines on a CPU."""
 
+FIGURE_WORKLOADS = ("chat_16_turns", "chat_2_turns", "chat_4_turns", "chat_8_turns", "long_context_5_turns")
+"""Those of sweeps/figure1.yaml and sweeps/figure10.yaml."""
+
+OTHER_WORKLOADS = tuple(sorted((*CPU_WORKLOADS, *FIGURE_WORKLOADS)))
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -39,7 +44,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_papers_eighteen_have_the_papers_lengths_and_categories(elsewhere: Path) -> None:
     found = {w.name: w for w in list_workloads()}
     assert tuple(found)[:18] == PAPER_WORKLOADS
-    assert set(found) - set(PAPER_WORKLOADS) == set(CPU_WORKLOADS)
+    assert set(found) - set(PAPER_WORKLOADS) == set(OTHER_WORKLOADS)
     for first, lengths1 in TURN1.items():
         for second, (input_tokens, output_tokens, category) in TURN2.items():
             workload = found[f"{first}_{second}"]
@@ -53,7 +58,7 @@ def test_every_bundled_workload_says_in_one_line_what_it_is() -> None:
     folder = Path(__file__).parents[2] / "workloads"
     texts = [file.read_text() for file in folder.glob("*.yaml")]
     assert all("\ndescription: " in text for text in texts)
-    assert len({text.split("description: ")[1].splitlines()[0] for text in texts}) == 18 + len(CPU_WORKLOADS)
+    assert len({text.split("description: ")[1].splitlines()[0] for text in texts}) == 18 + len(OTHER_WORKLOADS)
 
 
 def test_the_current_folders_copy_wins_over_the_bundled_one(elsewhere: Path) -> None:
@@ -66,7 +71,7 @@ def test_the_current_folders_copy_wins_over_the_bundled_one(elsewhere: Path) -> 
 def test_own_workloads_are_listed_after_the_papers(elsewhere: Path) -> None:
     (elsewhere / "workloads").mkdir()
     (elsewhere / "workloads" / "mine.yaml").write_text(OWN.format(name="mine"))
-    assert tuple(w.name for w in list_workloads()) == (*PAPER_WORKLOADS, *CPU_WORKLOADS, "mine")
+    assert tuple(w.name for w in list_workloads()) == (*PAPER_WORKLOADS, *OTHER_WORKLOADS, "mine")
 
 
 @pytest.mark.parametrize("given", ["sub/mine.yaml", "sub/mine.yml", "./sub/mine.yaml"])

@@ -1,0 +1,51 @@
+"""Takes the usage chunk out of a stream whose client did not ask for it (ROUTER.md B4). No IO: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+
+_BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_MARK = b'"usage"'
+
+
+class UsageFilter:
+    """Passes server-sent events on as soon as each is whole, byte for byte, but for the one that only carries usage.
+
+    What follows the last whole event waits for its end: no client can read half an event either.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What may be passed on now."""
+        if not self._rest and piece.endswith(b"\n\n") and _MARK not in piece:
+            return piece
+        data = self._rest + piece
+        kept, begin = [], 0
+        for boundary in _BOUNDARY.finditer(data):
+            event = data[begin : boundary.end()]
+            begin = boundary.end()
+            if not _is_usage_only(event):
+                kept.append(event)
+        self._rest = data[begin:]
+        return b"".join(kept)
+
+    def rest(self) -> bytes:
+        """What is left when the stream has ended: an event without its end, or nothing."""
+        rest, self._rest = self._rest, b""
+        return b"" if _is_usage_only(rest) else rest
+
+
+def _is_usage_only(event: bytes) -> bool:
+    """Whether an event carries usage and no choice."""
+    if _MARK not in event:
+        return False
+    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+    try:
+        content = orjson.loads(b"\n".join(lines))
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(content, dict) and bool(content.get("usage")) and not content.get("choices")

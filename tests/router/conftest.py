@@ -1,0 +1,8 @@
+"""Fakes on real sockets for the tests of the router."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fakes"))

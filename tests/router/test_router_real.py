@@ -1,0 +1,220 @@
+"""The router in front of four real vLLM engines (2P_2D, tiny model, CPU), talked to by the OpenAI client: a chat replay whose
+paths are proven by the engines' own counters, clients that leave, and KV memory that comes back.
+
+Everything is started as a user starts it: ``ppd-bench serve`` and ``ppd-bench router``, each a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ppd_bench.engine.endpoints import EndpointSet, load_endpoints
+
+ENGINE_PYTHON = os.environ.get("PPD_BENCH_ENGINE_PYTHON")
+PROGRAM = [sys.executable, "-c", "from ppd_bench.cli.main import main; main()"]
+N_CONVERSATIONS, N_TURNS, N_TOKENS = 50, 4, 12
+START_S = 600.0
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(ENGINE_PYTHON is None, reason="PPD_BENCH_ENGINE_PYTHON names no interpreter with vLLM"),
+]
+
+
+class Said:
+    """A program that runs, and the lines that it has said."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def wait_for(self, pattern: str) -> None:
+        until = time.monotonic() + START_S
+        while not any(re.search(pattern, line) for line in self.lines):
+            assert self.process.poll() is None, "".join(self.lines[-20:])
+            assert time.monotonic() < until, "".join(self.lines[-20:])
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(120)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The endpoints file of a 2P_2D that is up."""
+    out = tmp_path_factory.mktemp("serve")
+    serve = Said("serve", "2P_2D", "--sweep", "cpu", "--device", "cpu", "--engine-python", str(ENGINE_PYTHON),
+                 "--out", str(out))  # fmt: skip
+    try:
+        serve.wait_for("endpoints: ")
+        yield out / "endpoints.yaml"
+    finally:
+        serve.stop()
+
+
+@contextmanager
+def routing(engines: Path, log: Path, *policy: str) -> Iterator[str]:
+    """A router's address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    router = Said("router", "--topology", "2P_2D", "--endpoints", str(engines), "--port", str(port), "--log", str(log),
+                  "--kv-lease", "300", *policy)  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 120
+        while not is_ready(url):
+            assert router.process.poll() is None, "".join(router.lines)
+            assert time.monotonic() < until, "".join(router.lines)
+            time.sleep(0.5)
+        yield url
+    finally:
+        router.stop()
+    assert router.process.returncode == 0, "".join(router.lines)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=60.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def converse(url: str, model: str, number: int) -> list[str]:
+    """One conversation of the OpenAI client; every other one streams."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300.0)
+    messages: list[Any] = [{"role": "system", "content": f"You are number {number}. " + "Answer in short words. " * 6}]
+    answers = []
+    for turn in range(N_TURNS):
+        messages.append({"role": "user", "content": f"question {turn} of {number}: what is {number * 7 + turn}?"})
+        asked: dict[str, Any] = {
+            "model": model, "messages": messages, "max_tokens": N_TOKENS, "temperature": 0,
+            "extra_body": {"ignore_eos": True, "min_tokens": N_TOKENS},
+        }  # fmt: skip
+        if number % 2:
+            pieces = client.chat.completions.create(stream=True, **asked)
+            text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+        else:
+            text = client.chat.completions.create(**asked).choices[0].message.content or ""
+        messages.append({"role": "assistant", "content": text})
+        answers.append(text)
+    client.close()
+    return answers
+
+
+def log_rows(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    return [row for row in rows if row.get("path") == "/v1/chat/completions"]
+
+
+def counters(endpoints: EndpointSet) -> dict[str, dict[str, float]]:
+    """Prompt tokens by source, and KV usage, of every engine."""
+    found: dict[str, dict[str, float]] = {}
+    for endpoint in endpoints.endpoints:
+        text = httpx.get(f"{endpoint.url}/metrics", timeout=60.0, trust_env=False).text
+        sources = re.findall(r'vllm:prompt_tokens_by_source_total\{.*?source="(\w+)".*?\} (\S+)', text)
+        usage = re.findall(r"vllm:kv_cache_usage_perc\{.*?\} (\S+)", text)
+        found[endpoint.worker_id] = {name: float(value) for name, value in sources} | {"kv_usage": float(usage[0])}
+    return found
+
+
+def replay(
+    engines: Path, log: Path, *policy: str, n_conversations: int = N_CONVERSATIONS
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+    """Every conversation through a router: its log, and what each engine's counters grew by."""
+    endpoints = load_endpoints(engines.read_text(), file=str(engines))
+    with routing(engines, log, *policy) as url:
+        model = httpx.get(f"{url}/v1/models", timeout=60.0, trust_env=False).json()["data"][0]["id"]
+        before = counters(endpoints)
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda number: converse(url, model, number), range(n_conversations)))
+        after = counters(endpoints)
+    assert [len(turns) for turns in answers] == [N_TURNS] * n_conversations
+    grown = {
+        worker: {name: value - before[worker].get(name, 0.0) for name, value in now.items() if name != "kv_usage"}
+        for worker, now in after.items()
+    }
+    return log_rows(log), grown
+
+
+def test_200_turns_of_chat_take_both_paths_and_the_engines_say_so_too(engines: Path, tmp_path: Path) -> None:
+    rows, grown = replay(engines, tmp_path / "log", "--policy", "fraction", "--x", "0.5")
+    assert len(rows) == N_CONVERSATIONS * N_TURNS
+    assert {row["status"] for row in rows} == {"ok"}
+    followups = [row for row in rows if row["turn"] > 1]
+    assert len(followups) == N_CONVERSATIONS * (N_TURNS - 1)
+    assert 0.3 < sum(row["route"] == "local" for row in followups) / len(followups) < 0.7
+    for conversation in {row["session_id"] for row in rows}:
+        assert len({row["decode_worker"] for row in rows if row["session_id"] == conversation}) == 1
+    for decoder in ("D0", "D1"):
+        own = [row for row in rows if row["decode_worker"] == decoder]
+        through_p = sum(row["context_tokens"] + row["input_tokens"] for row in own if row["route"] == "pd")
+        assert 0 < grown[decoder]["external_kv_transfer"] <= 1.1 * through_p  # 1.1: chat prompts' lengths are estimates
+        # A local turn finds its last prompt again; the answer's text may be tokenised otherwise than it was generated.
+        assert grown[decoder]["local_cache_hit"] > 0
+    prefilled = sum(row["route"] == "pd" for row in rows)
+    assert prefilled >= N_CONVERSATIONS
+    assert all(grown[p].get("external_kv_transfer", 0.0) == 0.0 for p in ("P0", "P1"))
+    stages = ("t_decided_s", "t_p_sent_s", "t_p_done_s", "t_d_sent_s", "t_first_byte_s", "t_done_s")
+    for row in rows:
+        instants = [row["t_recv_s"], *(row[name] for name in stages if row.get(name) is not None)]
+        assert instants == sorted(instants)
+        assert abs((instants[-1] - instants[0]) - (row["end_s"] - row["sent_s"])) <= 0.001
+
+
+def test_forced_routes_are_what_the_engines_count(engines: Path, tmp_path: Path) -> None:
+    rows, grown = replay(engines, tmp_path / "pd", "--policy", "always_pd", n_conversations=12)
+    assert {row["route"] for row in rows} == {"pd"}
+    moved_always = sum(grown[d]["external_kv_transfer"] for d in ("D0", "D1"))
+    rows, grown = replay(engines, tmp_path / "local", "--policy", "always_local", n_conversations=12)
+    assert {row["route"] for row in rows if row["turn"] > 1} == {"local"}
+    moved_once = sum(grown[d]["external_kv_transfer"] for d in ("D0", "D1"))
+    assert 0 <= moved_once < moved_always
+
+
+def test_clients_that_leave_give_their_kv_memory_back(engines: Path, tmp_path: Path) -> None:
+    endpoints = load_endpoints(engines.read_text(), file=str(engines))
+    with routing(engines, tmp_path / "log", "--policy", "always_pd") as url:
+        model = httpx.get(f"{url}/v1/models", timeout=60.0, trust_env=False).json()["data"][0]["id"]
+        for number in range(12):
+            with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as client:
+                body = json.dumps({"model": model, "prompt": [20 + number] * 500, "max_tokens": 200, "stream": True,
+                                   "ignore_eos": True}).encode()  # fmt: skip
+                head = f"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+                client.sendall(head + body)
+                time.sleep(0.03 * number)  # before, during and after the P leg
+        until = time.monotonic() + 60.0
+        while any(now["kv_usage"] > 0.0 for now in counters(endpoints).values()) and time.monotonic() < until:
+            time.sleep(0.5)
+        assert {worker: now["kv_usage"] for worker, now in counters(endpoints).items()} == dict.fromkeys(
+            ("P0", "P1", "D0", "D1"), 0.0
+        )
+        status = httpx.get(f"{url}/status", timeout=60.0, trust_env=False).json()
+        assert status["open_requests"] == 0
