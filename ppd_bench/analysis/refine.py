@@ -5,7 +5,7 @@ expected opportunity loss of ranking and selection (Chick and Inoue, 2001, "New 
 the best simulated system"): the mean of max(0, -S) where S is believed to be above 0. One more repeat takes about 1 / (n + 1) of
 it away, and costs GPU-seconds; cells are ranked by the quotient.
 
-With few repeats a cell's own variance says little. It is moderated by that of other cells at the same load (Smyth, 2004, "Linear
+With few repeats a cell's own variance says little. It is moderated by that of other cells under like strain (Smyth, 2004, "Linear
 models and empirical Bayes methods for assessing differential expression", equation 3 of the moderated t): it counts as
 ``PRIOR_DF`` more degrees of freedom. The confidence found so is what the search stops by. It is not the certainty that a table
 states: that rests on a cell's own repeats alone (``analysis.confidence``).
@@ -27,9 +27,16 @@ from ppd_bench.analysis.metrics import Flags, Floats, floats, score
 PRIOR_DF = 4.0
 """Degrees of freedom that the variance of other cells counts for."""
 
+STRAINS = (1.1, 1.3, 1.7, 2.5, 5.0)
+"""Bounds between strains: by what factor a mean latency of either arm is above that of the same workload at its best rate. A cell
+that queues varies far more than one that does not, at whatever rate that begins."""
+
 MIN_POOL = 3
-"""Cells with two repeats or more at one load (fewer where it has fewer) before their variances speak for that load. Until then
+"""Cells with two repeats or more under one strain (fewer where it has fewer) before their variances speak for it. Until then
 nothing is known of how its cells vary, and their confidence is 0: these few get their second repeat first."""
+
+POOL_QUANTILE = 0.75
+"""Of the variances of other cells that a cell with few repeats is taken to have: rather too much than too little."""
 
 ASSUMED_SPREAD = 0.1
 """Of S from repeat to repeat, where nothing is known yet. Only the order of the first repeats rests on it."""
@@ -56,9 +63,9 @@ _ERRORS = ("delta_ttft_se", "delta_tpot_se", "delta_correlation")
 class Standing(NamedTuple):
     """What is known of every cell, one entry per row of the deltas.
 
-    ``side``: ``pd``, ``local`` or ``none`` (no side serves the load, or nothing is known); ``confidence``: chance that this is
+    ``side``: ``pd``, ``local`` or ``none`` (no side serves the strain, or nothing is known); ``confidence``: chance that this is
     right; ``loss``: expected loss of acting on it, in units of S. ``spread``: standard deviation of S from repeat to repeat;
-    ``pooled``: whether it is known from repeats at this load. ``load``: QPS.
+    ``pooled``: whether it is known from repeats under this strain. ``strain``: index among ``STRAINS``.
     """
 
     side: npt.NDArray[np.str_]
@@ -67,7 +74,7 @@ class Standing(NamedTuple):
     score: Floats
     spread: Floats
     pooled: Flags
-    load: Floats
+    strain: Floats
 
 
 class Candidate(NamedTuple):
@@ -82,13 +89,13 @@ def standing(deltas: pd.DataFrame, *, w_ttft: float, w_tpot: float, success_boun
 
     A side is up where its success ratio reaches the bound; two sides that are up are compared by S (Equation 1).
     """
-    n, load = floats(deltas, "n_repeats"), floats(deltas, "qps")
+    n, strain = floats(deltas, "n_repeats"), strains(deltas)
     pairs = zip(floats(deltas, "delta_ttft"), floats(deltas, "delta_tpot"), strict=True)
     s = np.array([score(ttft, tpot, w_ttft, w_tpot) for ttft, tpot in pairs], dtype=np.float64)
     ttft_se, tpot_se, correlation = (floats(deltas, name) for name in _ERRORS)
-    spread = _moderated(score_se(ttft_se, tpot_se, correlation, w_ttft, w_tpot), n, load, assumed=ASSUMED_SPREAD)
-    pooled = _pooled(n, load)
-    up0, up1 = (_chance_up(deltas, side, n, load, success_bound) for side in ("x0", "x1"))
+    spread = _moderated(score_se(ttft_se, tpot_se, correlation, w_ttft, w_tpot), n, strain, assumed=ASSUMED_SPREAD)
+    pooled = _pooled(n, strain)
+    up0, up1 = (_chance_up(deltas, side, n, strain, success_bound) for side in ("x0", "x1"))
     above = np.where(np.isnan(s), 0.5, _chance_above(np.nan_to_num(s), spread, n))
     local = up1 * (1 - up0) + up0 * up1 * above
     pd_side = up0 * (1 - up1) + up0 * up1 * (1 - above)
@@ -105,7 +112,7 @@ def standing(deltas: pd.DataFrame, *, w_ttft: float, w_tpot: float, success_boun
         score=s,
         spread=spread,
         pooled=pooled,
-        load=load,
+        strain=strain,
     )
 
 
@@ -114,7 +121,7 @@ def next_round(
 ) -> list[Candidate]:
     """The cells that get one more repeat now, most valuable per GPU-second first, as far as the allotment reaches.
 
-    Cells that are as certain as asked are left out. The first ``MIN_POOL`` of a load at which nothing is known of the spread
+    Cells that are as certain as asked are left out. The first ``MIN_POOL`` of a strain of which nothing is known
     come before all others. Ties keep the order given.
     """
     wanted = [c for c in candidates if found.confidence[c.row] < confidence]
@@ -130,11 +137,11 @@ def next_round(
 
 def _scouts_first(ranked: Sequence[Candidate], found: Standing, n_repeats: Floats) -> list[Candidate]:
     scouts: list[Candidate] = []
-    missing = {float(q): MIN_POOL - int((n_repeats[found.load == q] >= 2).sum()) for q in found.load[~found.pooled]}
+    missing = {float(q): MIN_POOL - int((n_repeats[found.strain == q] >= 2).sum()) for q in found.strain[~found.pooled]}
     for candidate in ranked:
-        load = float(found.load[candidate.row])
-        if missing.get(load, 0) > 0 and n_repeats[candidate.row] < 2:
-            missing[load] -= 1
+        level = float(found.strain[candidate.row])
+        if missing.get(level, 0) > 0 and n_repeats[candidate.row] < 2:
+            missing[level] -= 1
             scouts.append(candidate)
     first = set(scouts)
     return [*scouts, *(c for c in ranked if c not in first)]
@@ -159,35 +166,45 @@ def value_per_gpu_s(found: Standing, n_repeats: Floats, candidate: Candidate) ->
     return float(found.loss[candidate.row] / (n_repeats[candidate.row] + 1) / candidate.cost_gpu_s)
 
 
-def _chance_up(deltas: pd.DataFrame, side: str, n: Floats, load: Floats, bound: float) -> Floats:
+def strains(deltas: pd.DataFrame) -> Floats:
+    """How strained each cell is: the number of ``STRAINS`` that it is above; the highest where a mean is missing."""
+    factors = []
+    for name in ("ttft_x0_s", "ttft_x1_s", "tpot_x0_s", "tpot_x1_s"):
+        best = deltas.groupby(["baseline", "workload"], sort=False)[name].transform("min")
+        factors.append(floats(deltas.assign(best=deltas[name] / best), "best"))
+    worst = np.max(np.nan_to_num(np.stack(factors), nan=np.inf), axis=0)
+    return np.digitize(worst, STRAINS).astype(np.float64)
+
+
+def _chance_up(deltas: pd.DataFrame, side: str, n: Floats, strain: Floats, bound: float) -> Floats:
     """P(the success ratio of a side reaches the bound)."""
-    spread = _moderated(floats(deltas, f"success_{side}_se"), n, load, assumed=SUCCESS_FLOOR)
+    spread = _moderated(floats(deltas, f"success_{side}_se"), n, strain, assumed=SUCCESS_FLOOR)
     margin = floats(deltas, f"success_{side}_ratio") - bound
     return _chance_above(margin, np.maximum(spread, SUCCESS_FLOOR), n)
 
 
-def _pooled(n: Floats, load: Floats) -> Flags:
-    """Whether enough cells of a row's load have two repeats."""
+def _pooled(n: Floats, strain: Floats) -> Flags:
+    """Whether enough cells of a row's strain have two repeats."""
     pooled = np.zeros(len(n), dtype=np.bool_)
-    for level in np.unique(load):
-        here = load == level
+    for level in np.unique(strain):
+        here = strain == level
         pooled[here] = (n[here] >= 2).sum() >= min(MIN_POOL, here.sum())
     return pooled
 
 
-def _moderated(se: Floats, n: Floats, load: Floats, *, assumed: float) -> Floats:
-    """Standard deviation from repeat to repeat, each cell's own and that of other cells at its load weighed together."""
+def _moderated(se: Floats, n: Floats, strain: Floats, *, assumed: float) -> Floats:
+    """Standard deviation from repeat to repeat, each cell's own and that of other cells under its strain weighed together."""
     own_known = (n >= 2) & ~np.isnan(se)
     # The standard errors of analysis.confidence are s / sqrt(n - 1).
     own = np.where(own_known, np.nan_to_num(se) ** 2 * np.maximum(n - 1, 0), 0.0)
     df = np.where(own_known, n - 1, 0.0)
     pooled = np.full(len(n), assumed**2)
     if own_known.sum() >= MIN_POOL:
-        pooled[:] = np.median(own[own_known])
-    for level in np.unique(load):
-        here = own_known & (load == level)
-        if here.sum() >= min(MIN_POOL, (load == level).sum()):
-            pooled[load == level] = np.median(own[here])
+        pooled[:] = np.quantile(own[own_known], POOL_QUANTILE)
+    for level in np.unique(strain):
+        here = own_known & (strain == level)
+        if here.sum() >= min(MIN_POOL, (strain == level).sum()):
+            pooled[strain == level] = np.quantile(own[here], POOL_QUANTILE)
     return np.asarray(np.sqrt((PRIOR_DF * pooled + df * own) / (PRIOR_DF + df)), dtype=np.float64)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ppd_bench import __version__
-from ppd_bench.cli import calibrate, interference, replay, reuse, roofline, router, study
+from ppd_bench.cli import calibrate, interference, replay, reproduce, reuse, roofline, router, study
 from ppd_bench.cli.console import open_console
 from ppd_bench.cli.errors import guarded
 from ppd_bench.cli.trace import trace_app
@@ -321,54 +321,6 @@ def report(
     open_console().print(f"wrote {artefacts.write_report(open_run(run), out)}")
 
 
-@app.command()
-def reproduce(
-    what: Annotated[str, typer.Argument(help="paper (its tables, from RUN), or a part: figure4, table3, ...")],
-    run: RunArg = Path("results/paper-sim"),
-    part: Annotated[str | None, typer.Option(help="With paper: one part instead of its tables.")] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(help="Conversations for a part: PATH, or wildchat=PATH or sharegpt=PATH for the paper's own."),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="For conversations of text: a tokenizer.json or its folder.")
-    ] = None,
-    tables: Annotated[
-        Path | None, typer.Option(help="Folder of decision tables for a part; default: compiled from the paper's grid.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A part with few points: a first look.")] = False,
-    jobs: Jobs = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Tables: also write them as CSV. A part: its folder; default results/reproduce.")
-    ] = None,
-) -> None:
-    """The paper's Tables 1, 2, 5 and its 92.2 % figure from a run, or one of its figures simulated, beside the published
-    figures."""
-    console = open_console()
-    if what != "paper" or part is not None:
-        from ppd_bench.cli.show_part import show_part
-        from ppd_bench.runner.reproduce_parts import PartRequest
-        from ppd_bench.runner.reproduce_registry import reproduce_part
-
-        request = PartRequest(
-            datasets=tuple(dataset or ()), tokenizer=tokenizer, tables=tables, quick=quick, n_processes=jobs, out=out
-        )
-        show_part(console, reproduce_part(part or what, request, console.print))
-        return
-    from ppd_bench.cli.show import show_comparison, show_constants
-    from ppd_bench.runner import reproduce as runner
-    from ppd_bench.runner.runs import open_run
-
-    opened = open_run(run)
-    result = runner.reproduce(what, opened, out)
-    console.print(result.headline)
-    show_comparison(console, result.comparison, opened.evidence)
-    if result.constants:
-        show_constants(console, result.constants)
-    if result.path:
-        console.print(f"wrote {result.path}")
-
-
 @table_app.command(name="show")
 def table_show(
     table: TableArg,
@@ -379,12 +331,18 @@ def table_show(
     w_tpot: Annotated[
         float | None, typer.Option(min=0.0, help="Show it under another weight; no sweep is needed.")
     ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Also draw every score with its interval into this PNG file.")
+    ] = None,
 ) -> None:
-    """Draw a decision table: which cells go local, and on what evidence."""
+    """Draw a decision table: which cells go local, on what evidence, and how sure it is."""
     from ppd_bench.cli.show import show_table
-    from ppd_bench.runner.tables import load_table
+    from ppd_bench.runner.tables import draw_scores, load_table
 
-    show_table(open_console(), load_table(table, w_ttft=w_ttft, w_tpot=w_tpot), every_cell=cells)
+    console, loaded = open_console(), load_table(table, w_ttft=w_ttft, w_tpot=w_tpot)
+    show_table(console, loaded, every_cell=cells)
+    if png is not None:
+        console.print(f"wrote {draw_scores(loaded, png)}")
 
 
 @table_app.command(name="diff")
@@ -502,7 +460,7 @@ def _number(text: str) -> float | str:
         return text
 
 
-for verbs in (router, replay, study, roofline, calibrate, interference):
+for verbs in (router, replay, study, roofline, calibrate, interference, reproduce):
     verbs.register(app)
 
 

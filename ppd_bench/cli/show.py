@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
 from ppd_bench.core.errors import SpecError
 from ppd_bench.core.topology import PAPER_TOPOLOGIES, Topology, parse_topology
 
 if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pandas
     import pandas as pd
+
+    from rich.console import Console
 
     from ppd_bench.analysis.compile_table import CellChange
     from ppd_bench.core.workload import WorkloadSpec
@@ -25,6 +24,8 @@ if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pa
 
 def print_rows(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table; numbers are right-aligned."""
+    from rich.table import Table  # here, because --help should not wait for it
+
     rows = [tuple(row) for row in rows]
     table = Table(title=title, title_justify="left", header_style="bold")
     for index, name in enumerate(columns):

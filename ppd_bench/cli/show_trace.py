@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ppd_bench.cli.show import print_rows
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # only for signatures: help should not wait for it
+    from rich.console import Console
+
     from ppd_bench.analysis.trace_stats import Arrivals, Sessions, Spread, TraceStats
     from ppd_bench.core.trace import RowCounts
     from ppd_bench.runner.trace_convert import Converted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,11 @@ from ppd_bench.core.workload import WorkloadSpec
 
 Params = tuple[tuple[str, float | int | str | bool], ...]
 """Named parameters of a policy, sorted by name, hashable."""
+
+
+def added(default: Any) -> Any:
+    """A field that came after runs had been stored: at its default it is not part of an identity, so that their ids stay."""
+    return field(default=default, metadata={"added": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class EngineSettings:
     prefix_caching: bool = True
     kv_connector: str = "P2pNcclConnector"
     handoff: str = "push_blocking"
-    dispatch: str = "await"
+    dispatch: str = added("await")
     kv_link_bytes_per_s: float | None = None
     kv_link_latency_s: float = 0.0005
     emulated_link_bytes_per_s: float | None = None
@@ -68,13 +73,13 @@ class EngineSettings:
 class SimSettings:
     """Named parameters of the simulator that a compute model misses (COST_MODEL.md, 'Overheads').
 
-    ``cost_model``: ``auto`` takes the step table of (gpu, model) where there is one and the roofline otherwise; ``aiconfigurator``
-    one fitted to that package's kernels.
+    ``cost_model``: ``auto`` takes the step table of (gpu, model) where there is one, else the roofline; ``aiconfigurator`` one
+    that is fitted to that package's kernels.
     ``step_table_json``: text of a user's own step surface (``sim.step_tables``), null for the built-in ones.
     ``receiver_cost_s``: hypothesis, seconds that a receiver of ``push_blocking`` spends on each transfer; default 0.
     ``kv_capacity_tokens``: of one engine, in place of what its memory leaves; null computes it.
-    ``transfer_base_s`` and ``transfer_bytes_per_s``: what a transfer takes, in place of ``engine.kv_link_latency_s`` and of the rate
-    of the link, which are settings of engines and part of ``pair_key``; null takes those. ``fitted_profile`` names the profile
+    ``transfer_base_s`` and ``transfer_bytes_per_s``: what a transfer takes, in place of ``engine.kv_link_latency_s`` and of the
+    link's rate, which are settings of engines and part of ``pair_key``; null takes those. ``fitted_profile`` names the profile
     (``core.fitted_profile``) that figures came from, empty where none did.
     ``activation_reserve_bytes``: fitted on the two KV capacities of COST_MODEL.md (H100 432,992 and H200 882,732 tokens at 0.9).
     """
@@ -86,13 +91,13 @@ class SimSettings:
     visit_overhead_s: float = 0.015
     router_overhead_s: float = 0.001
     receiver_cost_s: float = 0.0
-    transfer_base_s: float | None = None
-    transfer_bytes_per_s: float | None = None
-    kv_capacity_tokens: int | None = None
+    transfer_base_s: float | None = added(None)
+    transfer_bytes_per_s: float | None = added(None)
+    kv_capacity_tokens: int | None = added(None)
     activation_reserve_bytes: int = 4_100_000_000
     snapshot_interval_s: float = 1.0
     snapshot_delay_s: float = 0.01
-    fitted_profile: str = ""
+    fitted_profile: str = added("")
     profile_hash: str = ""
 
 
@@ -153,11 +158,17 @@ class Point:
 
 
 def plain(value: Any) -> Any:
-    """Frozen dataclasses and tuples as dictionaries and lists, for JSON; what ``dataclasses.asdict`` gives, without copies."""
-    names = getattr(value, "__dataclass_fields__", None)
-    if names is not None:
-        return {name: plain(getattr(value, name)) for name in names}
+    """Frozen dataclasses and tuples as dictionaries and lists, for JSON; what ``dataclasses.asdict`` gives, without copies, and
+    without ``added`` fields that are at their default."""
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is not None:
+        content = {name: getattr(value, name) for name in fields}
+        return {name: plain(v) for name, v in content.items() if not _is_left_out(fields[name], v)}
     return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _is_left_out(described: Any, value: Any) -> bool:
+    return "added" in described.metadata and value == described.default
 
 
 def canonical_json(content: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -85,7 +85,7 @@ class WorkloadSpec:
     category: str
     turns: tuple[TurnLengths, ...]
     max_output_tokens: int
-    traffic: TrafficSpec | None = None
+    traffic: TrafficSpec | None = field(default=None, metadata={"added": True})
 
     def context_tokens(self, turn: int) -> int:
         """Tokens of history before the given 1-based turn: all earlier inputs and outputs."""

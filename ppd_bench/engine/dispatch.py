@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
+from mypy_extensions import mypyc_attr
 
 from ppd_bench.core.decision import Decision
 from ppd_bench.core.enums import Route
@@ -39,8 +40,10 @@ FALLBACK_LOCAL = "pd_fallback_local"
 """The path of a turn that was to go through P and was prefilled on D because P failed. Never recorded as ``pd`` (B12)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
+NO_ADDRS: Mapping[int, str] = {}
+
+
+class Engines(NamedTuple):
     """The engines of a topology, in the order of its workers, and the hand-off between them.
 
     ``bootstrap_addrs``: by worker index, for Mooncake. ``lease_s``: how long P holds KV (vLLM: kv_lease_duration).
@@ -49,7 +52,7 @@ class Engines:
     endpoints: tuple[Endpoint, ...]
     connector: str = "NixlConnector"
     lease_s: float = 30.0
-    bootstrap_addrs: Mapping[int, str] = field(default_factory=dict)
+    bootstrap_addrs: Mapping[int, str] = NO_ADDRS
 
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -68,8 +71,7 @@ class Request(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegLimits:
+class LegLimits(NamedTuple):
     """Per-leg deadlines (B16): durations in seconds, beside ``deadline_s``, the whole request's instant.
 
     Where P answers just before ``deadline_s``, D has ``RELEASE_S`` from then all the same.
@@ -82,8 +84,7 @@ class LegLimits:
     idle_s: float = float("inf")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallbacks:
+class Fallbacks(NamedTuple):
     """What may be tried when a leg fails before the client saw a byte (B12, B13). The default, strict, is nothing.
 
     ``prefillers``/``decoders``: further workers in order, replicas among the latter for a replica's turn; ``local``: prefill on D
@@ -98,14 +99,15 @@ class Fallbacks:
 STRICT = Fallbacks()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Observer:
-    """Told what happens to a dispatched request, as it happens. This one cares for nothing; override what is of interest.
+    """Told what happens to a dispatched request, as it happens. This one cares for nothing; override what is of interest."""
 
-    ``answered``: the client has seen something of an answer, after which nothing is tried again (B13); null leaves that to the
-    legs' outcomes, where a head counts as an answer.
-    """
-
-    answered: bool | None = None
+    @property
+    def answered(self) -> bool | None:
+        """Whether the client has seen something of an answer, after which nothing is tried again (B13). Null leaves that to the
+        legs' outcomes, where a head counts as an answer."""
+        return None
 
     def on_moved(self, decision: Decision) -> None:
         """A fallback changed where the request goes, before its next leg is sent."""
@@ -341,7 +343,7 @@ class _Run:
 
     async def _generate(self, body: Mapping[str, Any], *, holds_handle: bool = False) -> StreamOutcome:
         limits = self._generate_limits(holds_handle)
-        self.decode_sent_s, self.decode_tried = None, True
+        self._begin_decode()
         content = leg_bytes(body, self.request.body, self.request.raw)
         release_s = RELEASE_S if holds_handle else 0.0
         leg_id = self.leg_id("d")
@@ -349,6 +351,10 @@ class _Run:
         if holds_handle and self.decode_sent_s is None:
             self.counters.append("handle_abandoned")
         return outcome
+
+    def _begin_decode(self) -> None:
+        # Not inside _generate: a type checker, and so a compiled module, would hold it to be null there until the end.
+        self.decode_sent_s, self.decode_tried = None, True
 
     def _on_decode_sent(self, now_s: float) -> None:
         self.decode_sent_s = now_s

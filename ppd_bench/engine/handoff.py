@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppd_bench.core.errors import LaunchError
 
@@ -29,24 +29,21 @@ class Refusal(StrEnum):
     MISMATCH = "handle_mismatch"
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A hand-off that must not be sent, and what to tell people."""
 
     reason: Refusal
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(NamedTuple):
     """What is known of the P engine apart from its answers; only Mooncake needs it."""
 
     engine_id: str | None = None
     bootstrap_addr: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handoff:
+class Handoff(NamedTuple):
     """A complete handle on KV that a P engine holds for one request until ``expires_s``."""
 
     params: Mapping[str, Any]

@@ -223,10 +223,10 @@ def pareto_panels(found: Findings, levels: Sequence[float]) -> pd.DataFrame:
 
 
 def local_shares(table_texts: Sequence[str], w_tpot: Sequence[float]) -> pd.DataFrame:
-    """``analysis.winners.local_share`` of every table: baseline, candidate, w_tpot, n_cells, local_ratio."""
+    """``analysis.winners.local_share`` of every table: baseline, candidate, w_tpot, n_cells, local_ratio and its band."""
     frames = []
     for text in table_texts:
         domain = DecisionTable.from_json(text).domain
         frames.append(contest.local_share(text, w_tpot).assign(baseline=domain.baseline, candidate=domain.candidate))
-    columns = ["baseline", "candidate", "w_tpot", "n_cells", "local_ratio"]
+    columns = ["baseline", "candidate", "w_tpot", "n_cells", "local_ratio", "local_low_ratio", "local_high_ratio"]
     return pd.concat(frames, ignore_index=True)[columns] if frames else pd.DataFrame(columns=columns)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
@@ -26,8 +25,7 @@ class BadRequest(NamedTuple):
     param: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(NamedTuple):
     """A request that can be routed. ``counter``: why it cannot go through P and D as one unit (B3), null where it can.
 
     ``withhold_usage``: engines are asked for usage that the client did not ask for. ``max_output_tokens``: what the client

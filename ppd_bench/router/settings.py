@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+from ppd_bench.engine.dispatch import LegLimits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RouterSettings:
     """Deadlines are seconds; see ``engine.dispatch.LegLimits`` (ROUTER.md B16).
 
@@ -32,3 +35,13 @@ class RouterSettings:
     ready_cache_s: float = 5.0
     ready_limit_s: float = 30.0
     drain_s: float = 30.0
+
+    @cached_property
+    def stream_limits(self) -> LegLimits:
+        """The deadlines of a streamed turn, the same for all of them."""
+        return LegLimits(
+            connect_s=self.connect_s,
+            prefill_s=self.prefill_s,
+            first_byte_s=self.first_byte_s,
+            idle_s=self.idle_s,
+        )

@@ -217,12 +217,7 @@ class Turn(Observer):
         if not asked.streamed:
             deadline_s = self.record.received_s + settings.answer_s
             return LegLimits(deadline_s=deadline_s, connect_s=settings.connect_s, prefill_s=settings.prefill_s)
-        return LegLimits(
-            connect_s=settings.connect_s,
-            prefill_s=settings.prefill_s,
-            first_byte_s=settings.first_byte_s,
-            idle_s=settings.idle_s,
-        )
+        return settings.stream_limits
 
     def _fallbacks(self, decision: Decision) -> Fallbacks:
         """Other workers that are there, the least busy first (B12, B13)."""
@@ -240,12 +235,13 @@ class Turn(Observer):
 
     def _others(self, workers: tuple[int, ...], but: int) -> tuple[int, ...]:
         state = self._state
-        n_inflight = state.ledger.n_inflight
         there = [worker for worker in workers if worker != but and state.fleet.available(worker)]
-        return tuple(sorted(there, key=n_inflight.__getitem__)[: state.settings.n_retries])
+        if len(there) > 1:
+            there.sort(key=state.ledger.n_inflight.__getitem__)
+        return tuple(there[: state.settings.n_retries])
 
     @property
-    def answered(self) -> bool:  # type: ignore[override]
+    def answered(self) -> bool:
         """Whether the client has seen something of an answer (B13)."""
         return self._responder.started
 

@@ -8,6 +8,8 @@ import orjson
 
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _MARK = b'"usage"'
+_NO_USAGE = b'"usage":null'
+"""What vLLM writes into every event of a completion but the last."""
 
 
 class UsageFilter:
@@ -21,7 +23,7 @@ class UsageFilter:
 
     def feed(self, piece: bytes) -> bytes:
         """What may be passed on now."""
-        if not self._rest and piece.endswith(b"\n\n") and _MARK not in piece:
+        if not self._rest and piece.endswith(b"\n\n") and piece.count(_MARK) == piece.count(_NO_USAGE):
             return piece
         data = self._rest + piece
         kept, begin = [], 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppd_bench.analysis.compile_table import MAX_UNKNOWN_RATIO, check_settings, compile_table
+from ppd_bench.analysis.judging import doubts
 from ppd_bench.analysis.pairing import pair_arms
 from ppd_bench.core.errors import NoEvidence, SpecError, TableError
 from ppd_bench.policy.table import DecisionTable, Rules, Side, Weights
@@ -132,13 +133,15 @@ def table_texts(run: Run) -> list[str]:
 
 
 def weak_tables(paths: Sequence[Path]) -> list[str]:
-    """Warnings: tables that a router would refuse to start with."""
+    """Warnings: tables that a router would refuse to start with, and cells whose decision is uncertain."""
     warnings = []
     for path in paths:
+        table = DecisionTable.from_json(path.read_text(encoding="utf-8"))
         try:
-            DecisionTable.from_json(path.read_text(encoding="utf-8")).check_evidence()
+            table.check_evidence()
         except NoEvidence as error:
             warnings.append(f"{path}: {error}")
+        warnings += doubts(table)
     return warnings
 
 

@@ -200,10 +200,10 @@ def _why(candidate: Candidate, found: Standing, n_seen: int) -> str:
     row = candidate.row
     if not n_seen:
         return "nothing was seen of it yet that both arms have"
-    s, load = found.score[row], found.load[row]
+    s = found.score[row]
     if not found.pooled[row]:
         return (
-            f"S is {s:+.3f} after {n_seen}, and too few cells at QPS {load:g} have two repeats to say how it varies; of those "
+            f"S is {s:+.3f} after {n_seen}, and too few cells under like strain have two repeats to say how it varies; of those "
             "without, being wrong here costs most per GPU-second"
         )
     if found.score[row] != found.score[row]:

@@ -104,30 +104,7 @@ def figure10(request: PartRequest, tell: Tell) -> Part:
     """TTFT of turns 2+ for 2 to 16 turns, and of turn 2 for three models."""
     from ppd_bench.report.figure_plots import ttft_bars_plot
 
-    quick = {"duration": "6s"} if request.quick else {}
-    shape = {**quick, **({"workloads": ["chat_2_turns", "chat_8_turns"]} if quick else {})}
-    run = play(request, "figure10-turns", "figure10", shape, tell)
-    n_turns = {workload.name: len(workload.turns) for workload in run.spec.workloads}
-    turns = arm_points(summaries_of(run)).assign(key=lambda rows: rows["workload"].map(n_turns))
-    turns = ttft_by(turns, "key", sorted(n_turns.values())).astype({"key": int})
-    forgetful = play(
-        request,
-        "figure10-recompute",
-        "figure10",
-        {**shape, "topologies": ["1P_3D"], "engine": {"prefix_caching": False}},
-        tell,
-    )
-    recomputed = arm_points(summaries_of(forgetful)).assign(key=lambda rows: rows["workload"].map(n_turns))
-    turns = turns.merge(
-        recomputed.rename(columns={"ttft_s": "x0_recompute_s"})[["key", "x0_recompute_s"]], on="key", how="left"
-    )
-    frames = []
-    for model in MODELS[:2] if request.quick else MODELS:
-        changes = {**quick, "workloads": ["chat_2_turns"], "model": model}
-        frames.append(
-            arm_points(summaries_of(play(request, f"figure10-{model}", "figure10", changes, tell))).assign(key=model)
-        )
-    models = ttft_by(pd.concat(frames), "key", [frame["key"].iloc[0] for frame in frames])
+    turns, models = _over_turns(request, tell), _over_models(request, tell)
     published = float(published_figures()["figure10_ttft_reduction_pct"])
     named = [(f"{key} turns", r) for key, r in _reductions(turns)] + [
         (f"{key}, turn 2", r) for key, r in _reductions(models)
@@ -162,6 +139,31 @@ def figure10(request: PartRequest, tell: Tell) -> Part:
         notes=ALONE,
         folder=request.folder / "figure10",
     )
+
+
+def _over_turns(request: PartRequest, tell: Tell) -> pd.DataFrame:
+    """``ttft_by`` the number of turns, with ``x0_recompute_s``: x=0 where P keeps nothing."""
+    shape = {"duration": "6s", "workloads": ["chat_2_turns", "chat_8_turns"]} if request.quick else {}
+    run = play(request, "figure10-turns", "figure10", shape, tell)
+    n_turns = {workload.name: len(workload.turns) for workload in run.spec.workloads}
+    points = arm_points(summaries_of(run)).assign(key=lambda rows: rows["workload"].map(n_turns))
+    turns = ttft_by(points, "key", sorted(n_turns.values())).astype({"key": int})
+    changes = {**shape, "topologies": ["1P_3D"], "engine": {"prefix_caching": False}}
+    forgetful = arm_points(summaries_of(play(request, "figure10-recompute", "figure10", changes, tell)))
+    recomputed = forgetful.assign(key=forgetful["workload"].map(n_turns), x0_recompute_s=forgetful["ttft_s"])
+    return turns.merge(recomputed[["key", "x0_recompute_s"]], on="key", how="left")
+
+
+def _over_models(request: PartRequest, tell: Tell) -> pd.DataFrame:
+    """``ttft_by`` the model, two turns."""
+    names = MODELS[:2] if request.quick else MODELS
+    quick = {"duration": "6s"} if request.quick else {}
+    frames = []
+    for name in names:
+        changes = {**quick, "workloads": ["chat_2_turns"], "model": name}
+        run = play(request, f"figure10-{name}", "figure10", changes, tell)
+        frames.append(arm_points(summaries_of(run)).assign(key=name))
+    return ttft_by(pd.concat(frames), "key", names)
 
 
 def _figure10_differences(turns: pd.DataFrame, models: pd.DataFrame) -> tuple[str, ...]:

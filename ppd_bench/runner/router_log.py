@@ -89,6 +89,20 @@ def read_router_log(folder: Path) -> LogReport:
     Raises:
         StoreError: there is no log, or it is of another version.
     """
+    return _report(*_read(folder))
+
+
+def router_turns(folder: Path) -> pd.DataFrame:
+    """The rows of all files of a log, with the columns ``COLUMNS``.
+
+    Raises:
+        StoreError: there is no log, or it is of another version.
+    """
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[pd.DataFrame, list[dict[str, Any]], int]:
+    """Rows, other lines, and how many lines could not be read."""
     turns: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     n_damaged = 0
@@ -100,8 +114,7 @@ def read_router_log(folder: Path) -> LogReport:
             continue
         (others if "kind" in entry else turns).append(entry)
     _check(folder, others)
-    frame = pd.DataFrame(turns, columns=COLUMNS)
-    return _report(frame, others, n_damaged)
+    return pd.DataFrame(turns, columns=COLUMNS), others, n_damaged
 
 
 def _lines(folder: Path) -> Iterator[bytes]:

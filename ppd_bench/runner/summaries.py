@@ -8,6 +8,7 @@ import pandas as pd
 
 from ppd_bench.analysis.pairing import DELTA_FIELDS
 from ppd_bench.analysis.pairing import deltas as deltas_of
+from ppd_bench.analysis.steady_state import STEADY_UNITS, steady_state
 from ppd_bench.analysis.summary import SUMMARY_UNITS, summarise
 from ppd_bench.core.point import Point
 from ppd_bench.runner.checks import lateness_limit_s, problems_of
@@ -44,6 +45,8 @@ def write_summaries(run: Run) -> Path:
         problems=problems_of(run),
     )
     write_frame(run.path / layout.SUMMARIES, summaries, SUMMARY_UNITS, "summaries", executor=run.executor)
+    steady = steady_state(records, run.points, slo=run.spec.slo)
+    write_frame(run.path / layout.STEADY_STATE, steady, STEADY_UNITS, "steady_state", executor=run.executor)
     deltas = deltas_of(records, _trusted(run, summaries))
     write_frame(run.path / layout.DELTAS, deltas, DELTA_UNITS, "deltas", executor=run.executor)
     return run.path / layout.SUMMARIES

@@ -71,13 +71,15 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """What was asked for. ``source`` null means ``default_source``, ``out`` null ``results/NAME-EXECUTOR``; ``n_processes`` 0 means
-    all cores. ``goal`` leaves out topologies that it does not need (``runner.goals``). With ``refine``, ``repeats`` of the sweep are
-    those that a cell gets at most (``runner.refine``; ``DEFAULT_MAX_REPEATS`` where the sweep has one)."""
+    """What was asked for. ``source`` null means ``default_source``, ``out`` null ``results/NAME-EXECUTOR``; ``n_processes`` 0
+    means all cores. ``suffix`` goes between the sweep's name and the executor where no ``name`` is given. ``goal`` leaves out
+    topologies that it does not need (``runner.goals``). With ``refine``, ``repeats`` of the sweep are those that a cell gets at
+    most (``runner.refine``; ``DEFAULT_MAX_REPEATS`` where the sweep has one)."""
 
     source: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
+    suffix: str = ""
     out: Path | None = None
     n_processes: int = 0
     tables: TableOptions = TableOptions()
@@ -180,7 +182,7 @@ def prepare(request: SweepRequest, *, end_orphans: Callable[[tuple[Orphan, ...]]
     points = expand(
         spec, executor=choice.executor, engine_version=stored["engine_version"], profile_hash=stored["profile_hash"]
     )
-    name = request.name or f"{spec.name}-{choice.executor.value}"
+    name = request.name or f"{spec.name}{request.suffix}-{choice.executor.value}"
     return Prepared(
         request=request,
         spec=spec,
@@ -226,7 +228,7 @@ def _check_table(spec: SweepSpec) -> None:
 
 def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
     """Run what is missing of a sweep, then write what follows from it. Stopped at any moment, the same call goes on."""
-    notice = _run_points(prepared, listener) if prepared.request.refine is None else _refine(prepared, listener)
+    notice = play_prepared(prepared, listener) if prepared.request.refine is None else _refine(prepared, listener)
     listener.stage("Summarising")
     run = open_run(prepared.folder)
     artefacts = [run.path / layout.RECORDS, write_summaries(run), *write_engine_metrics(run)]
@@ -252,7 +254,7 @@ def _refine(prepared: Prepared, listener: Listener) -> str:
 
     def play(points: Sequence[Point], repeats: list[list[Any]]) -> str:
         stored = {**prepared.stored, "repeats": repeats}
-        return _run_points(dataclasses.replace(prepared, points=tuple(points), stored=stored), listener)
+        return play_prepared(dataclasses.replace(prepared, points=tuple(points), stored=stored), listener)
 
     weights = prepared.request.tables.weights(None)
     return refine(
@@ -266,7 +268,8 @@ def _refine(prepared: Prepared, listener: Listener) -> str:
     )
 
 
-def _run_points(prepared: Prepared, listener: Listener) -> str:
+def play_prepared(prepared: Prepared, listener: Listener) -> str:
+    """Play what is missing of the points into the run folder; returns what the user should know of how it was opened."""
     ids = {point: point.point_id for point in prepared.points}
     order = list(ids.values())
     manifest = new_manifest(

@@ -7,6 +7,7 @@ from pathlib import Path
 from ppd_bench.analysis.compile_table import CellChange, diff_tables, reweigh
 from ppd_bench.core.errors import TableError
 from ppd_bench.policy.table import DecisionTable
+from ppd_bench.store.atomic import write_bytes
 
 
 def load_table(path: Path, *, w_ttft: float | None = None, w_tpot: float | None = None) -> DecisionTable:
@@ -26,6 +27,19 @@ def load_table(path: Path, *, w_ttft: float | None = None, w_tpot: float | None 
         )
     except TableError as error:
         raise type(error)(f"{path}: {error}") from error
+
+
+def draw_scores(table: DecisionTable, path: Path) -> Path:
+    """Every cell's score with its interval as a PNG file. Returns its path.
+
+    Raises:
+        StoreError: the path cannot be written.
+    """
+    from ppd_bench.report.control_plot import figure_scores  # matplotlib takes a second
+    from ppd_bench.report.style import png_bytes
+
+    write_bytes(path, png_bytes(figure_scores(table)))
+    return path
 
 
 def diff(first: Path, second: Path) -> list[CellChange]:

@@ -90,7 +90,9 @@ def _numbered(turns: Sequence[Ints]) -> Ints:
     parents = np.roll(numbers, 1)
     starts = np.cumsum([0, *(len(turn) for turn in turns[:-1])])
     parents[starts[starts < len(ids)]] = -1
-    if len(np.unique(parents * (unique + 1) + numbers)) == unique:
+    parent_of = np.empty(unique, dtype=np.int64)
+    parent_of[numbers] = parents
+    if np.array_equal(parent_of[numbers], parents):
         return numbers
     return _ranked(_by_prefix(turns))[1]  # ids that do not stand for their whole prefix
 

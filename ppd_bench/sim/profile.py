@@ -154,8 +154,9 @@ def profile_hash(gpu: str, model: ModelProfile, sim: SimSettings) -> str:
         "hardware": dataclasses.asdict(find_hardware(gpu)),
         "model": dataclasses.asdict(model),
         "table": dataclasses.asdict(table) if table else None,
-        "fitted": sim.fitted_profile,
     }
+    if sim.fitted_profile:
+        content["fitted"] = sim.fitted_profile
     return content_hash(content)
 
 

@@ -6,6 +6,7 @@ MANIFEST = "manifest.json"
 RECORDS = "records.parquet"
 SUMMARIES = "summaries.parquet"
 DELTAS = "deltas.parquet"
+STEADY_STATE = "steady_state.parquet"
 CHECKS = "checks.jsonl"
 """Live runs: per point, what is against it (paths not proven, engines that died, a late client)."""
 ENGINE_METRICS = "engine_metrics.parquet"
@@ -25,5 +26,5 @@ HOLDER = ".holder.json"
 TEMP_SUFFIX = ".tmp"
 DAMAGED_SUFFIX = ".damaged"
 
-DERIVED = (SUMMARIES, DELTAS)
+DERIVED = (SUMMARIES, STEADY_STATE, DELTAS)
 """Files computed from the records of all points: stale, and so removed, when points are added to a finished run."""

@@ -18,12 +18,14 @@ from ppd_bench.analysis.refine import (
 )
 
 
-def deltas(scores: list[float], n: list[float], se: float = 0.05, qps: float = 1.0) -> pd.DataFrame:
+def deltas(scores: list[float], n: list[float], se: float = 0.05, strain: float = 1.0) -> pd.DataFrame:
     """Cells whose S is ``scores`` under weights 1 and 0."""
     k = len(scores)
     return pd.DataFrame(
         {
-            "qps": [qps] * k,
+            "baseline": ["2P_2D"] * k,
+            "workload": ["w"] * k,
+            **{f"{name}_{arm}_s": [strain] * k for name in ("ttft", "tpot") for arm in ("x0", "x1")},
             "n_repeats": n,
             "delta_ttft": scores,
             "delta_tpot": [0.0] * k,
@@ -61,9 +63,9 @@ def test_a_cheaper_repeat_of_the_same_doubt_comes_first() -> None:
     assert next_round(found, np.full(3, 3.0), cells, confidence=0.95, allotment_gpu_s=400.0) == [cells[1]]
 
 
-def test_nothing_is_sure_before_a_load_has_been_repeated_and_scouts_come_first() -> None:
+def test_nothing_is_sure_before_a_strain_has_been_repeated_and_scouts_come_first() -> None:
     frame = pd.concat(
-        [deltas([0.01, 0.02, 0.03, 0.04], [2.0] * 4), deltas([5.0] * 6, [1.0] * 6, qps=4.0)], ignore_index=True
+        [deltas([0.01, 0.02, 0.03, 0.04], [2.0] * 4), deltas([5.0] * 6, [1.0] * 6, strain=2.0)], ignore_index=True
     )
     found = judge(frame)
     assert (found.confidence[4:] == 0).all()

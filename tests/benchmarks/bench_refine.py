@@ -97,8 +97,21 @@ def deltas_of(pool: Pool, order: np.ndarray, n_repeats: np.ndarray) -> pd.DataFr
     both = se[:, 0] * se[:, 1]
     names = ("delta_ttft", "delta_tpot", "success_x0_ratio", "success_x1_ratio")
     errors = ("delta_ttft_se", "delta_tpot_se", "success_x0_se", "success_x1_se")
+    pooled = [
+        np.bincount(groups, weights=values[used][:, i], minlength=n_cells)
+        for i in (0, 1, 3, 4)
+        for values in (tops, bottoms)
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ttft0, tpot0, ttft1, tpot1 = (pooled[2 * i] / pooled[2 * i + 1] for i in range(4))
     return pd.DataFrame(
         {
+            "baseline": [cell.baseline for cell in cells()],
+            "workload": [cell.workload for cell in cells()],
+            "ttft_x0_s": ttft0,
+            "ttft_x1_s": ttft1,
+            "tpot_x0_s": tpot0,
+            "tpot_x1_s": tpot1,
             "qps": [cell.qps for cell in cells()],
             "n_repeats": np.bincount(groups, minlength=n_cells),
             **dict(zip(names, figures.T, strict=True)),
@@ -149,7 +162,9 @@ def refined(pool: Pool, order: np.ndarray, w_tpot: float, scale: Scale, budget: 
     allotment = round_allotment(spent, float(scale.launch.sum()), budget)
     found = judged(pool, order, n, w_tpot)
     while spent + allotment <= budget + 1e-6:
-        open_cells = [Candidate(c, float(scale.costs[c])) for c in range(len(n)) if n[c] < min(MAX_REPEATS, pool.tops.shape[1])]
+        open_cells = [
+            Candidate(c, float(scale.costs[c])) for c in range(len(n)) if n[c] < min(MAX_REPEATS, pool.tops.shape[1])
+        ]
         chosen = next_round(
             found, n.astype(float), open_cells, confidence=0.99, allotment_gpu_s=allotment - scale.launch.sum()
         )

@@ -18,7 +18,8 @@ from pandas.testing import assert_frame_equal
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from ppd_bench.cli.main import main; main()"]
 VERBS = (
-    "plan", "sweep", "build-table", "plot", "report", "reproduce", "doctor", "serve", "table", "topologies", "workloads", "trace", "roofline",
+    "plan", "sweep", "build-table", "plot", "report", "reproduce", "doctor", "serve", "table", "topologies", "workloads", "trace",
+    "router", "replay", "study", "roofline", "calibrate", "compare", "interference",
 )  # fmt: skip
 SMALL = ["--topologies", "4R,1P_3D,1P_3pD", "--workloads", "small_tiny,large_huge_paste", "--qps", "1,4"]
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from live_cases import Fakes
 
 from ppd_bench.analysis.breakdown import STAGES
 from ppd_bench.core.errors import SpecError
+from ppd_bench.core.trace import TraceRow
+from ppd_bench.runner.checks import problems_of
 from ppd_bench.runner.live import LiveOptions
 from ppd_bench.runner.replay import REQUESTS_FILE, ReplayRequest, breakdown_tables, prepare_replay, run_replay
+from ppd_bench.runner.runs import open_run
+from ppd_bench.store.read import read_records
 from ppd_bench.workload.agentic import FORMAT, NOTES, agentic_rows
 from ppd_bench.workload.traces.writer import write_rows
 
@@ -68,6 +74,43 @@ def test_an_open_loop_of_a_trace_without_instants_is_refused(trace: Path) -> Non
 def test_a_router_alone_is_refused(trace: Path) -> None:
     with pytest.raises(SpecError, match="--via needs --endpoints"):
         prepare_replay(ReplayRequest(trace=trace, live=LiveOptions(via="http://127.0.0.1:9")))
+
+
+LIVE = """
+name: tiny
+gpus: 4
+gpu: cpu
+model: tiny-llama
+topologies: [2R]
+workloads: [cpu_chat]
+qps: [1]
+timeout: 20s
+placement: {replica: cache_aware, sticky: false}
+engine: {max_model_len: 1024, kv_connector: NixlConnector, handoff: pull_async}
+"""
+
+
+def test_a_replay_on_running_engines_is_measured_and_shares_what_the_trace_shared(tmp_path: Path, quiet) -> None:
+    rows = [
+        TraceRow(k, f"s{k}.t1", f"s{k}", 1, 0.1 * k, None, 200 + k, 5, array("q", [1, 2, 3 + k]), None) for k in range(6)
+    ]  # fmt: skip
+    trace, sweep = tmp_path / "small.jsonl", tmp_path / "tiny.yaml"
+    with trace.open("wb") as file:
+        write_rows(file, "jsonl", FORMAT, rows, NOTES)
+    sweep.write_text(LIVE)
+    with Fakes("RR") as engines:
+        request = ReplayRequest(
+            trace=trace, sweep=str(sweep), out=tmp_path / "run", with_report=False, loop="timestamps",
+            live=LiveOptions(endpoints=engines.write(tmp_path / "engines.yaml")),
+        )  # fmt: skip
+        prepared = prepare_replay(request)
+        assert prepared.name == "replay-small-live"
+        outcome, (found,) = run_replay(prepared, quiet)
+    assert (found.evidence, found.n_ok, found.n_scheduled) == ("measured", 6, 6)
+    records = read_records(outcome.folder)
+    assert sorted(records["cached_tokens"]) == [0, 128, 128, 128, 128, 128]
+    assert len(set(records["decode_worker"])) == 1, "the router saw that the beginning is the same"
+    assert [one for one in problems_of(open_run(outcome.folder)).values() if "late" not in one] == []
 
 
 @pytest.mark.parametrize(
