@@ -115,7 +115,7 @@ def judge_loads(records: pd.DataFrame, points: Sequence[Point], limits: Limits) 
             "qps": [p.qps for p in points],
         }
     )
-    load: Groups = frame.groupby(KEYS, sort=False).ngroup().to_numpy(dtype=np.int64)
+    load: Groups = np.asarray(frame.groupby(KEYS, sort=False).ngroup(), dtype=np.int64)
     number = pd.Index([p.point_id for p in points]).get_indexer(pd.Index(records["point_id"]))
     turns = with_latencies(records[number >= 0])
     point: Groups = number[number >= 0].astype(np.int64)

@@ -173,7 +173,7 @@ def strains(deltas: pd.DataFrame) -> Floats:
         best = deltas.groupby(["baseline", "workload"], sort=False)[name].transform("min")
         factors.append(floats(deltas.assign(best=deltas[name] / best), "best"))
     worst = np.max(np.nan_to_num(np.stack(factors), nan=np.inf), axis=0)
-    return np.digitize(worst, STRAINS).astype(np.float64)
+    return np.asarray(np.digitize(worst, STRAINS), dtype=np.float64)
 
 
 def _chance_up(deltas: pd.DataFrame, side: str, n: Floats, strain: Floats, bound: float) -> Floats:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ppd_bench import __version__
-from ppd_bench.cli import calibrate, interference, replay, reproduce, reuse, roofline, router, study
+from ppd_bench.cli import calibrate, capacity, drift, interference, replay, reproduce, reuse, roofline, router, study
 from ppd_bench.cli.console import open_console
 from ppd_bench.cli.errors import guarded
 from ppd_bench.cli.trace import trace_app
@@ -131,7 +131,11 @@ def plan(
     )  # fmt: skip
     live = _live(device, engine_python, model_path)
     request = SweepRequest(
-        source="quick" if quick else sweep, overrides=overrides, n_processes=jobs, live=live, goal=_goal(for_table, for_split)
+        source="quick" if quick else sweep,
+        overrides=overrides,
+        n_processes=jobs,
+        live=live,
+        goal=_goal(for_table, for_split),
     )
     prepared, here = prepare_plan(request)
     found = make_plan(prepared)
@@ -460,8 +464,9 @@ def _number(text: str) -> float | str:
         return text
 
 
-for verbs in (router, replay, study, roofline, calibrate, interference, reproduce):
+for verbs in (router, replay, study, roofline, calibrate, interference, reproduce, capacity):
     verbs.register(app)
+drift.register(table_app)
 
 
 def main() -> None:

@@ -152,7 +152,7 @@ def show_reuse(to: Console, result: ReuseResult) -> None:
                [(name, _ratio(value), meaning) for name, value, meaning in rows])  # fmt: skip
     _show_curve(to, result)
     if result.instances:
-        columns = ("policy", "router sees", "instances", "tokens each", "hit ratio", "of possible", "busiest/mean")
+        columns = ("policy", "router sees", "instances", "tokens each", "hit ratio", "of possible", "busiest / mean")
         print_rows(to, "Over N instances", columns, [_instance_row(r) for r in result.instances])
     print_rows(to, "Hottest blocks", ("block id", "prompts", "position"),
                [(f"{b.block_id}", f"{b.n_requests:,}", f"{b.position}") for b in found.hottest])  # fmt: skip
@@ -169,14 +169,18 @@ def _instance_row(r: InstanceReuse) -> tuple[str, ...]:
 def _show_curve(to: Console, result: ReuseResult) -> None:
     curve, kv_bytes = result.curve, result.kv_bytes_per_token
     how = "exact" if curve.exact else f"sampled: {curve.rate:.3%} of the blocks"
-    rows = []
-    for point in curve.points:
-        gib = "" if kv_bytes is None else f"{point.capacity_tokens * kv_bytes / 2**30:,.2f}"
-        error = "" if point.standard_error is None else f"{point.standard_error:.4f}"
-        rows.append((f"{point.capacity_tokens:,.0f}", gib, _ratio(point.hit_ratio), error))
-    print_rows(
-        to, f"One LRU cache ({how})", ("tokens", f"GiB {result.model or ''}".strip(), "hit ratio", "std error"), rows
-    )
+    head, rows = ["tokens", "hit ratio"], [[f"{p.capacity_tokens:,.0f}", _ratio(p.hit_ratio)] for p in curve.points]
+    if kv_bytes is not None:
+        head.append(f"GiB {result.model or ''}".strip())
+        rows = [
+            [*row, f"{p.capacity_tokens * kv_bytes / 2**30:,.2f}"] for row, p in zip(rows, curve.points, strict=True)
+        ]
+    if not curve.exact:
+        head.append("standard error")
+        rows = [[*row, _ratio(p.standard_error)] for row, p in zip(rows, curve.points, strict=True)]
+    print_rows(to, f"One LRU cache ({how})", head, rows)
+    if kv_bytes is None:
+        to.print("--model NAME also gives these sizes in GiB")
     shares = ", ".join(f"{share:.0%}: {tokens:,.0f}" for share, tokens in curve.quantiles_tokens)
     to.print(f"cache size in tokens from which a share of all re-used tokens hits: {shares or 'nothing is re-used'}")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+from ppd_bench.cli.show_fit import fitted
 from ppd_bench.core.errors import SpecError
 from ppd_bench.core.topology import PAPER_TOPOLOGIES, Topology, parse_topology
 
 if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pandas
     import pandas as pd
-
     from rich.console import Console
 
     from ppd_bench.analysis.compile_table import CellChange
@@ -23,17 +24,18 @@ if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pa
 
 
 def print_rows(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table; numbers are right-aligned."""
+    """A table, or several below each other where the terminal is too narrow for all columns; numbers are right-aligned."""
     from rich.table import Table  # here, because --help should not wait for it
 
     rows = [tuple(row) for row in rows]
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for index, name in enumerate(columns):
-        numeric = bool(rows) and all(row[index][:1] in "+-0123456789–" or not row[index] for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for number, block in enumerate(fitted(columns, rows, console.width)):
+        table = Table(title=title if not number else f"{title} (continued)", title_justify="left", header_style="bold")
+        for index, width in block:
+            numeric = bool(rows) and all(row[index][:1] in "+-0123456789–" or not row[index] for row in rows)
+            table.add_column(columns[index], justify="right" if numeric else "left", overflow="fold", width=width)
+        for row in rows:
+            table.add_row(*(row[index] for index, _ in block))
+        console.print(table)
 
 
 def duration(seconds: float) -> str:
@@ -92,12 +94,18 @@ def _parsed(names: Sequence[str]) -> list[Topology]:
 
 def show_workloads(console: Console, workloads: Sequence[WorkloadSpec]) -> None:
     """Workloads with the lengths of their turns."""
-    rows = [
-        (w.name, w.category, " then ".join(f"{t.input_tokens}->{t.output_tokens}" for t in w.turns),
-         f"{w.max_output_tokens}") for w in workloads
-    ]  # fmt: skip
-    print_rows(console, f"{len(workloads)} workloads", ("name", "category", "turns (input->output tokens)",
-               "declared output"), rows)  # fmt: skip
+    rows = [(w.name, w.category, _turns_words(w), f"{w.max_output_tokens}") for w in workloads]
+    head = ("name", "category", "turns (input->output tokens)", "declared output")
+    print_rows(console, f"{len(workloads)} workloads", head, rows)
+
+
+def _turns_words(workload: WorkloadSpec) -> str:
+    """``9600->100, 100->100 x4``: equal turns in a row are told once."""
+    told = []
+    for lengths, turns in groupby(f"{turn.input_tokens}->{turn.output_tokens}" for turn in workload.turns):
+        n = len(list(turns))
+        told.append(lengths if n == 1 else f"{lengths} x{n}")
+    return ", ".join(told)
 
 
 def show_table(console: Console, table: DecisionTable, *, every_cell: bool) -> None:

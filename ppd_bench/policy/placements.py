@@ -78,7 +78,8 @@ def cache_aware(ask: Ask) -> int:
 
 
 def hit_ratio(query: RouteQuery, view: RouterView, worker: int) -> float:
-    """Share of the prompt that the worker is believed to hold, 0 to 1: by content ids where there are any, else by conversation."""
+    """Share of the prompt that the worker is believed to hold, 0 to 1: by content ids where there are any, else by
+    conversation."""
     if query.prompt_tokens <= 0:
         return 0.0
     if view.prefix_blocks:

@@ -124,7 +124,7 @@ def ttft_bars_plot(name: str, frame: pd.DataFrame, *, title: str, axis: str) -> 
     return Plot(
         name=name,
         title=title,
-        caption="Simulated. The reduction from x = 0 to x = 1 stands above x = 1.",
+        caption="Simulated. The reduction from x = 0 to x = 1 stands above x = 1 and its neighbour.",
         alt=f"Bars of TTFT for x = 0, x = 1 and replicas over {axis}: {listed(keys)}.",
         figure=figure_ttft_bars(frame, axis=axis),
     )
@@ -152,7 +152,7 @@ def figure_ttft_bars(frame: pd.DataFrame, *, axis: str) -> Figure:
     for index, (top, ratio) in enumerate(zip(frame["x1_s"], frame["reduction_ratio"], strict=True)):
         if ratio == ratio:
             ax.text(
-                index + WIDTH * (arms.index("x1") - (len(arms) - 1) / 2),
+                index + WIDTH * (arms.index("x1") - (len(arms) - 2) / 2),
                 1000 * top,
                 f"−{percent(float(ratio))}",
                 ha="center",

@@ -177,12 +177,16 @@ def remeasure(table: DecisionTable, report: DriftReport, turns: pd.DataFrame, fo
     files = {folder / f"{found.name}.yaml": found.text for found in seen}
     wanted |= dict.fromkeys((str(folder / f"{found.name}.yaml"), found.qps) for found in seen)
     longest = max((found.n_tokens for found in seen), default=0)
-    products = min((_products(wanted, by) for by in (0, 1)), key=len)
     sweeps = {
         folder / f"remeasure-{i}.yaml": _sweep(table, f"remeasure-{i}", names, rates, longest)
-        for i, (names, rates) in enumerate(products, 1)
+        for i, (names, rates) in enumerate(products(list(wanted)), 1)
     }
     return {**sweeps, **files}
+
+
+def products(wanted: Sequence[tuple[str, float]]) -> list[tuple[list[str], list[float]]]:
+    """The (workload, QPS) as full products of workloads and rates, in as few as one of the two groupings gives."""
+    return min((_products(wanted, by) for by in (0, 1)), key=len)
 
 
 def _products(wanted: Iterable[tuple[str, float]], by: int) -> list[tuple[list[str], list[float]]]:

@@ -21,6 +21,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 """Changes to ``sweeps/paper.yaml``. The last is a hypothesis, chosen for Table 5's pattern."""
 
+NEAR_POINTS, NEAR_RANK = 10.0, 0.7
+"""Our rule for saying that a model explains a table: near in level, and in the published order."""
 SAME_POINTS = 0.1
 """Mean distances that differ by less are the same."""
 
@@ -72,6 +74,13 @@ def _differences(scores: pd.DataFrame) -> tuple[str, ...]:
         nearest = [str(name) for name in rows.loc[rows["mean_distance"] <= least + SAME_POINTS, "model"]]
         every = ", ".join(f"{r['model']} {r['mean_distance']:.1f}" for r in rows.to_dict("records"))
         told.append(f"{table}: nearest is {' and '.join(nearest)} (mean distances in points: {every}).")
+    near = (scores["mean_distance"] <= NEAR_POINTS) & (scores["rank_correlation"] >= NEAR_RANK)
+    explained = [f"{r['table'].partition(':')[0]} by {r['model']}" for r in scores[near].to_dict("records")]
+    told.append(
+        f"Explained, by the rule of a mean distance of at most {NEAR_POINTS:g} points and a rank correlation of at "
+        f"least {NEAR_RANK:g}: "
+        f"{', '.join(explained) or 'none'}."
+    )
     return tuple(told)
 
 

@@ -140,8 +140,8 @@ def load_spec(
 
 
 def default_source(asked: str, live: LiveOptions) -> str:
-    """The paper's grid with the hand-off that the executor has: vLLM no longer has the paper's own connector. On CPU engines, where
-    that grid would outlast its time-outs, the path proof.
+    """The paper's grid with the hand-off that the executor has: vLLM no longer has the paper's own connector. On CPU engines,
+    where that grid would outlast its time-outs, the path proof.
 
     Raises:
         LaunchError: live is asked for and cannot run here.
@@ -204,8 +204,8 @@ def _identity(spec: SweepSpec, choice: Choice, options: LiveOptions) -> tuple[Li
         return None, stored_spec(spec, SIM_VERSION, profile_hash(spec.gpu, spec.model_profile, spec.sim))
     if spec.engine.dispatch != "await":
         raise LaunchError(
-            f"engine.dispatch {spec.engine.dispatch} is simulated only: the hand-offs of engines need what P answers; use await, or "
-            "--executor sim"
+            f"engine.dispatch {spec.engine.dispatch} is simulated only: the hand-offs of engines need what P answers; "
+            "use await, or --executor sim"
         )
     target = inspect_target(options, spec)
     return target, stored_spec(spec, target.engine_version, "")

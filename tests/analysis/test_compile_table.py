@@ -87,14 +87,14 @@ def test_a_score_of_zero_stays_with_pd(one_cell):
         (1.0, None, "pd", "undefined", "insufficient"),
     ],
 )
-def test_success_is_judged_before_equation_1(one_cell, x0, x1, decision, rule, evidence):
+def test_b30_success_is_judged_before_equation_1(one_cell, x0, x1, decision, rule, evidence):
     cell = visited(one_cell(success_x0_ratio=x0, success_x1_ratio=x1))
     assert (cell.decision, cell.rule, cell.evidence) == (decision, rule, evidence)
 
 
 @pytest.mark.parametrize("bad", [math.nan, None, 0.0, -0.1, math.inf])
 @pytest.mark.parametrize("name", ["ttft_x0_s", "ttft_x1_s", "tpot_x0_s", "tpot_x1_s"])
-def test_a_missing_or_zero_mean_is_insufficient_and_takes_the_fallback(one_cell, name, bad):
+def test_b30_a_missing_or_zero_mean_is_insufficient_and_takes_the_fallback(one_cell, name, bad):
     for fallback in ("pd", "local"):
         cell = visited(one_cell(fallback=fallback, **{name: bad}))
         assert (cell.decision, cell.evidence, cell.rule) == (fallback, "insufficient", "undefined")
@@ -118,7 +118,7 @@ figures = st.fixed_dictionaries(
 
 @settings(max_examples=50, deadline=None)
 @given(figures, weights, weights.filter(bool))
-def test_a_failed_side_never_wins_on_evidence(one_cell, figures, w_ttft, w_tpot):
+def test_b30_a_failed_side_never_wins_on_evidence(one_cell, figures, w_ttft, w_tpot):
     cell = visited(one_cell(w_ttft, w_tpot, **figures))
     if cell.evidence != "insufficient":
         side = {"pd": "x0", "local": "x1"}[cell.decision]
@@ -129,7 +129,7 @@ def test_a_failed_side_never_wins_on_evidence(one_cell, figures, w_ttft, w_tpot)
 
 @settings(max_examples=50, deadline=None)
 @given(figures, weights.filter(bool), weights, weights)
-def test_raising_w_tpot_never_turns_pd_into_local_where_local_has_the_higher_tpot(one_cell, figures, w_ttft, a, b):
+def test_b32_raising_w_tpot_never_turns_pd_into_local_where_local_has_the_higher_tpot(one_cell, figures, w_ttft, a, b):
     low, high = sorted((a, b))
     text = one_cell(w_ttft, low, **figures)
     before, after = visited(text), visited(reweigh(text, w_ttft, high))
@@ -142,7 +142,7 @@ positive = st.floats(1e-6, 1e3)
 
 @settings(max_examples=50, deadline=None)
 @given(positive, positive, positive, positive, weights, weights)
-def test_exchanging_the_arms_flips_the_decision_where_one_is_better_on_both(one_cell, a, b, c, d, w_ttft, w_tpot):
+def test_b30_exchanging_the_arms_flips_the_decision_where_one_is_better_on_both(one_cell, a, b, c, d, w_ttft, w_tpot):
     (fast, slow), (smooth, rough) = sorted((a, b)), sorted((c, d))
     if fast == slow or smooth == rough or max(w_ttft, w_tpot) == 0:
         return

@@ -161,7 +161,7 @@ def test_one_repeat_decides_as_ever_and_is_loudly_without_interval(repeated):
     assert "repeats: 5 or more: small/tiny/8" in warning
 
 
-def test_a_tie_takes_the_fallback_and_is_reported(repeated):
+def test_b31_a_tie_takes_the_fallback_and_is_reported(repeated):
     frame, points = repeated(X0, X1)
     # delta_ttft is 0.5 and delta_tpot 0.2: S is 0 at w_tpot 2.5.
     for w_tpot, fallback in itertools.product((2.45, 2.55), ("pd", "local")):

@@ -234,7 +234,8 @@ def test_the_readme_names_only_verbs_and_files_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "points"), [((), "3,060"), (("--device", "cpu"), "20"), (("--executor", "sim", "--device", "cpu"), "3,060")]
+    ("given", "points"),
+    [((), "3,060"), (("--device", "cpu"), "20"), (("--executor", "sim", "--device", "cpu"), "3,060")],
 )
 def test_a_sweep_without_a_name_is_the_one_that_its_executor_can_run(
     given: tuple[str, ...], points: str, tmp_path: Path

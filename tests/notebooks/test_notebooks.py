@@ -61,7 +61,9 @@ class TestNotebook:
         """No functions, no arithmetic: a number comes from the analysis room or not at all. A path is joined with a slash."""
         nodes = list(ast.walk(code_of(read(path))))
         assert not [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        sums = [n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub | ast.Mult | ast.Div | ast.Add)]
+        sums = [
+            n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub | ast.Mult | ast.Div | ast.Add)
+        ]
         joined = [n for n in sums if isinstance(n.op, ast.Div) and isinstance(n.right, ast.Constant | ast.JoinedStr)]
         paths = [n for n in joined if not isinstance(n.right, ast.Constant) or isinstance(n.right.value, str)]
         assert [ast.unparse(n) for n in sums if n not in paths] == []

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ppd_bench.core.errors import SpecError, WrongDomain
-from ppd_bench.runner.drift import CheckRequest, CheckResult, check_table
+from ppd_bench.core.errors import SpecError, TableError, WrongDomain
+from ppd_bench.policy.table import DecisionTable
+from ppd_bench.runner.drift import CheckRequest, CheckResult, check_table, products
 from ppd_bench.runner.sweep import SweepRequest, prepare, run_sweep
 
 LAYOUT = "1P_3D"
@@ -33,15 +34,16 @@ turns:
 """
 
 
+class Quiet:
+    def started(self, n_points: int, n_finished: int) -> None: ...
+    def point_done(self, point: object, n_turns: int, n_ok: int) -> None: ...
+    def stage(self, text: str) -> None: ...
+
+
 def run(folder: Path, name: str, workload: str, *, seed: int, repeats: int, engine: str = "") -> Path:
     text = SWEEP.replace("WORKLOADS", workload).replace("REPEATS", str(repeats)).replace("SEED", str(seed)) + engine
     file = folder / f"{name}.yaml"
     file.write_text(text)
-
-    class Quiet:
-        def started(self, n_points: int, n_finished: int) -> None: ...
-        def point_done(self, point: object, n_turns: int, n_ok: int) -> None: ...
-        def stage(self, text: str) -> None: ...
 
     run_sweep(
         prepare(SweepRequest(source=str(file), out=folder / name, n_processes=1, with_report=name == "base")), Quiet()
@@ -96,6 +98,44 @@ def test_doubled_contexts_are_outside_the_domain_and_their_sweep_can_be_run(base
     assert {p.workload.context_tokens(2) for p in prepared.points} == {4864}
 
 
+def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, tmp_path: Path) -> None:
+    path = base / f"base/tables/{LAYOUT}.json"
+    table = DecisionTable.from_json(path.read_text())
+    cell = next(cell for cell in table.cells if cell.visited)
+    assert cell.tpot_x1_s is not None
+    lines: list[dict[str, object]] = [{"kind": "router-log", "schema": 1, "topology": LAYOUT}]
+    for i in range(120):
+        # TPOT is three times what the table has; TTFT is the table's.
+        first_s = i + float(cell.ttft_x1_s or 0)
+        lines.append({
+            "time_unix_s": 1e9 + 5 * i, "session_id": f"s{i}", "request_id": f"r{i}", "turn": 2, "status": "ok", "x": 1,
+            "route": "local", "table_hash": table.content_hash, "cell": cell.key, "evidence": "simulated", "rule": "equation1",
+            "context_tokens": 2464, "input_tokens": 256, "output_tokens": 64, "generated_tokens": 64, "sent_s": float(i),
+            "scheduled_s": float(i), "first_token_s": first_s, "last_token_s": first_s + 63 * 3 * cell.tpot_x1_s * (1 + i % 3 / 9),
+        })  # fmt: skip
+    (tmp_path / "decisions-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = check_table(CheckRequest(table=path, router_log=tmp_path))
+    assert set(done.report.cells.query("drifted")["metric"]) == {"tpot"}
+    assert not done.report.outside.drifted
+    assert any("mean TPOT" in line for line in done.lines)
+    other = base / "base/tables/none.json"
+    with pytest.raises(TableError, match="cannot be read"):
+        check_table(CheckRequest(table=other, router_log=tmp_path))
+    (tmp_path / "decisions-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
+    with pytest.raises(WrongDomain, match="no follow-up turn that table"):
+        check_table(CheckRequest(table=path, router_log=tmp_path))
+
+
+def test_wanted_cells_become_few_full_products_and_nothing_more() -> None:
+    wanted = [("a", 1.0), ("a", 2.0), ("b", 1.0), ("b", 2.0), ("c", 4.0)]
+    assert products(wanted) == [(["a", "b"], [1.0, 2.0]), (["c"], [4.0])]
+    assert products([("a", 1.0), ("b", 1.0), ("b", 2.0)]) in (
+        [(["a"], [1.0]), (["b"], [1.0, 2.0])],
+        [(["a", "b"], [1.0]), (["b"], [2.0])],
+    )
+    assert products([]) == []
+
+
 def test_what_cannot_be_checked_is_refused(base: Path) -> None:
     table = base / f"base/tables/{LAYOUT}.json"
     with pytest.raises(SpecError, match="either --records"):
@@ -104,11 +144,6 @@ def test_what_cannot_be_checked_is_refused(base: Path) -> None:
     other.write_text(
         (base / "base.yaml").read_text().replace("[1P_3D, 1P_3pD]", "[2P_2D]").replace("repeats: 8", "repeats: 1")
     )
-
-    class Quiet:
-        def started(self, n_points: int, n_finished: int) -> None: ...
-        def point_done(self, point: object, n_turns: int, n_ok: int) -> None: ...
-        def stage(self, text: str) -> None: ...
 
     run_sweep(prepare(SweepRequest(source=str(other), out=base / "other", n_processes=1, with_report=False)), Quiet())
     with pytest.raises(WrongDomain, match="holds no point of layout"):

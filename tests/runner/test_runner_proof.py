@@ -62,7 +62,7 @@ def test_a_local_turn_must_find_its_history_and_move_nothing() -> None:
         (counted(320, 0, 0), EngineCounters(), "D0: path not proven"),
     ],
 )
-def test_each_contradiction_is_named_with_its_engine(p: EngineCounters, d: EngineCounters, told: str) -> None:
+def test_b37_each_contradiction_is_named_with_its_engine(p: EngineCounters, d: EngineCounters, told: str) -> None:
     assert any(line.startswith(told) for line in judged([FIRST, THROUGH_P], p, d))
 
 
