@@ -14,12 +14,14 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +41,7 @@ MODULES = [  # compiled as one group: all or none
     "ppd_bench.policy.prefixes",
     "ppd_bench.policy.ledger",
     "ppd_bench.policy.placements",
+    "ppd_bench.policy.deciders",
     "ppd_bench.policy.policy",
     "ppd_bench.sim.kv",
     "ppd_bench.sim.cost",
@@ -48,8 +51,31 @@ MODULES = [  # compiled as one group: all or none
     "ppd_bench.sim.worker",
     "ppd_bench.sim.cluster",
     "ppd_bench.sim.rows",
+    "ppd_bench.engine.stream",
+    "ppd_bench.engine.handoff",
+    "ppd_bench.engine.leg_bytes",
+    "ppd_bench.engine.exchange",
+    "ppd_bench.engine.client",
+    "ppd_bench.engine.dispatch",
+    "ppd_bench.router.http_request",
+    "ppd_bench.router.responder",
+    "ppd_bench.router.http_connection",
+    "ppd_bench.router.chain",
+    "ppd_bench.router.token_model",
+    "ppd_bench.router.prompt_size",
+    "ppd_bench.router.identity",
+    "ppd_bench.router.answer",
+    "ppd_bench.router.usage_filter",
+    "ppd_bench.router.relay",
+    "ppd_bench.router.turn_record",
+    "ppd_bench.router.metrics",
+    "ppd_bench.router.asked",
+    "ppd_bench.router.state",
+    "ppd_bench.router.turns",
 ]
-GROUP = "ppd_bench.sim._native"  # the shared library becomes ppd_bench/sim/_native__mypyc*.so
+GROUP = "ppd_bench._native"  # the shared library becomes ppd_bench/_native__mypyc*.so
+IMPORTED = {"pydantic", "pyyaml", "httpx", "httptools", "orjson", "numpy", "prometheus_client"}
+"""Dependencies of the project that these modules import: compiling reads their types, and the trial import needs them."""
 BUNDLES = {
     "sweeps": "sweep/library_data",
     "workloads": "workload/library_data",
@@ -130,7 +156,13 @@ def _why_not() -> str | None:
 def _tools() -> list[str]:
     if _why_not() is not None:
         return []
-    return [MYPY] if _system_compiler() else [MYPY, ZIG]
+    return [MYPY, *_imported()] if _system_compiler() else [MYPY, ZIG, *_imported()]
+
+
+def _imported() -> list[str]:
+    """The requirements of pyproject.toml for ``IMPORTED``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [line for line in project["dependencies"] if re.split(r"[^\w.-]", line)[0].lower() in IMPORTED]
 
 
 # ---------------------------------------------------------------- the child: compile
@@ -307,7 +339,7 @@ def _prepared(compile_it: bool) -> Iterator[None]:
                 _status = f"interpreted: {_status}"
                 print(
                     f"\nWARNING: {PACKAGE}: hot modules stay {_status}\n"
-                    "WARNING: everything works, but simulations run several times slower.\n",
+                    "WARNING: everything works, but simulations run several times slower, and the router costs more.\n",
                     file=sys.stderr,
                     flush=True,
                 )

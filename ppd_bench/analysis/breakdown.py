@@ -96,12 +96,16 @@ class BlockedWait:
 
 def longest_short_wait(records: pd.DataFrame, short_tokens: int) -> BlockedWait | None:
     """Head-of-line waiting: the longest wait for an engine or its memory (queue or decode_wait) of a prompt of at most
-    ``short_tokens``, and the longest prompt that was under way on that engine while it waited. Null without such turns."""
+    ``short_tokens``, and the longest prompt that was under way on that engine while it waited. Null without such turns; turns
+    of which an executor does not know when the wait ended are none."""
     turns = records[~floats_missing(records, "sent_s")]
     split = stages(turns)
     wait = np.where(_through_p(turns), split["decode_wait_s"], split["queue_s"])
     tokens = prompt_tokens(turns)
-    wait = np.where(tokens <= short_tokens, wait, np.nan)
+    untold = np.where(
+        _through_p(turns), *(floats_missing(turns, name) for name in ("transfer_start_s", "decode_start_s"))
+    )
+    wait = np.where(~untold & (tokens <= short_tokens), wait, np.nan)
     if not len(wait) or np.isnan(wait).all():
         return None
     at = int(np.nanargmax(wait))
@@ -114,7 +118,7 @@ def longest_short_wait(records: pd.DataFrame, short_tokens: int) -> BlockedWait 
         worker=str(worker),
         prompt_tokens=int(tokens[at]),
         wait_s=float(wait[at]),
-        behind_tokens=int(tokens[there].max()),
+        behind_tokens=int(tokens[there].max(initial=tokens[at])),
     )
 
 
@@ -147,7 +151,7 @@ class RoleLoad:
 
 def role_loads(gauges: pd.DataFrame, roles: Mapping[str, str]) -> list[RoleLoad]:
     """One row per role, and ``all``. ``gauges``: one row per engine and reading with worker_id, time_s, kv_cache_usage_ratio and
-    busy_s (cumulated); ``roles`` by worker id."""
+    busy_s (cumulated; NaN where engines do not tell, and then so is ``busy_ratio``); ``roles`` by worker id."""
     role = gauges["worker_id"].map(roles)
     groups: Sequence[tuple[str, pd.DataFrame]] = [
         ("all", gauges),
@@ -162,7 +166,7 @@ def _role_load(role: str, rows: pd.DataFrame) -> RoleLoad:
     return RoleLoad(
         role=role,
         n_engines=len(last),
-        busy_ratio=float(last["busy_s"].sum() / last["time_s"].sum()),
+        busy_ratio=float(last["busy_s"].sum(skipna=False) / last["time_s"].sum()),
         kv_mean_ratio=float(usage.mean()),
         kv_max_ratio=float(usage.max()),
         kv_full_ratio=float((usage > FULL_KV_RATIO).mean()),

@@ -80,7 +80,7 @@ def compile_table(
     ``deltas`` has the fields of ``core.results.PairedDelta``; rows of other pairs are left out, and a frame without the
     fields of repeats, as earlier versions wrote it, makes cells without intervals. The axes are the
     paper's context classes, and the turn-2 lengths and QPS levels of the pair's points, so every workload of the grid
-    has its own place. Workloads that share a place are averaged with equal weight (means) and judged by the lower
+    has its own place; recorded traffic has the place of its mean follow-up turn. Workloads that share a place are averaged with equal weight (means) and judged by the lower
     success; the cell names them all, and has the repeats of the workload that has fewest.
 
     Raises:
@@ -97,7 +97,7 @@ def compile_table(
     )
     check_settings(weights, rules)
     names = (pair[0].name, pair[1].name)
-    ours = [p for p in points if p.topology in names and p.policy.decider == "node" and len(p.workload.turns) > 1]
+    ours = [p for p in points if p.topology in names and p.policy.decider == "node" and p.workload.followup]
     domain, axes = _domain_of(pair, ours), _axes_of(ours)
     rows = deltas[(deltas["baseline"] == names[0]) & (deltas["candidate"] == names[1])]
     rows = rows.reindex(columns=list(DELTA_FIELDS))
@@ -222,12 +222,18 @@ def _axes_of(points: Sequence[Point]) -> Axes:
     return Axes(contexts=PAPER_CONTEXTS, types=(*known, *own), qps=tuple(sorted({float(p.qps) for p in points})))
 
 
+def _followup(workload: WorkloadSpec) -> tuple[int, int, int]:
+    assert workload.followup is not None, "points without follow-up turns are left out"
+    return workload.followup
+
+
 def _turn2_lengths(workload: WorkloadSpec) -> tuple[int, int]:
-    return workload.turns[1].input_tokens, workload.turns[1].output_tokens
+    _, new, output = _followup(workload)
+    return new, output
 
 
 def _place(workload: WorkloadSpec, qps: float, axes: Axes) -> Place:
-    context = axes.contexts[axes.context_index(workload.context_tokens(2))]
+    context = axes.contexts[axes.context_index(_followup(workload)[0])]
     kind = axes.types[axes.type_index(*_turn2_lengths(workload))]
     return context.name, kind.name, axes.qps[axes.qps_index(qps)]
 

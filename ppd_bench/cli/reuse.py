@@ -161,7 +161,7 @@ def show_reuse(to: Console, result: ReuseResult) -> None:
 
 
 def _instance_row(r: InstanceReuse) -> tuple[str, ...]:
-    capacity = "no bound" if r.capacity_tokens is None else f"{r.capacity_tokens:,.0f}"
+    capacity = "∞" if r.capacity_tokens is None else f"{r.capacity_tokens:,.0f}"
     return (r.policy, r.sees or "–", f"{r.n_instances}", capacity, _ratio(r.hit_ratio),
             _ratio(r.share_of_possible_ratio), f"{r.busiest_ratio:.2f}")  # fmt: skip
 

@@ -60,11 +60,11 @@ def _show(to: Console, result: RooflineResult) -> None:
     found = result.roofline
     to.print(f"{found.model} on {found.gpu}, ridge point {found.ridge:.4g} FLOP/byte; {BASIS}")
     rows = [
-        (r.name, "–" if r.reuse_ratio is None else f"{r.reuse_ratio:.0%}", f"{r.new_tokens:,}", f"{r.work.flop:.3e}",
+        (r.name if r.reuse_ratio is None else f"{r.name}, {r.reuse_ratio:.0%} reused", f"{r.new_tokens:,}", f"{r.work.flop:.3e}",
          f"{r.work.bytes:.3e}", f"{r.work.intensity:,.4g}" if r.work.intensity < 100 else f"{r.work.intensity:,.0f}",
          r.bound, f"{r.vs_decode:,.1f}", f"{1000 * r.seconds:,.2f}") for r in found.rows
     ]  # fmt: skip
-    print_rows(to, f"{found.prompt_tokens:,} tokens", ("step", "reuse", "new tokens", "FLOP", "bytes",
+    print_rows(to, f"{found.prompt_tokens:,} tokens", ("step", "new tokens", "FLOP", "bytes",
                "FLOP/byte", "bound", "x decode", "ms at peak"), rows)  # fmt: skip
     if result.published:
         steps = [("published", *(f"{v:,.4g}" if v < 100 else f"{v:,.0f}" for v in result.published.intensities))]

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-S = "seconds"
+TOKEN_VARIABLE = "PPD_BENCH_DISCOVERY_TOKEN"
+"""Everybody on a machine can read command lines; the environment only its owner."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb ``router``."""
+    """Add the verbs ``router`` and ``announce``."""
     app.command()(router)
+    app.command()(announce)
 
 
 def router(
@@ -23,7 +25,9 @@ def router(
     discovery: Annotated[
         str | None, typer.Option(help="HOST:PORT for heartbeats (ZeroMQ) of engines that come and go.")
     ] = None,
-    discovery_token: Annotated[str, typer.Option(help="What heartbeats must carry as token.")] = "",
+    discovery_token: Annotated[
+        str, typer.Option(envvar=TOKEN_VARIABLE, show_envvar=False, help=f"What heartbeats must carry; or {TOKEN_VARIABLE}.")
+    ] = "",
     table: Annotated[
         Path | None, typer.Option(help="Decision table; looked at again when it changes, and on SIGHUP.")
     ] = None,
@@ -133,6 +137,25 @@ def router(
         log=None if log is None else LogSettings(folder=log, max_bytes=log_size * 1_000_000, max_files=log_files),
     )  # fmt: skip
     route(options, tell=lambda line: print(line, flush=True))
+
+
+def announce(
+    router: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Where a router listens for heartbeats: its --discovery.")
+    ],
+    role: Annotated[str, typer.Option(help="R, P or D (a pD of a topology is a D).")],
+    url: Annotated[str, typer.Option(help="The engine as the router reaches it: http://HOST:PORT.")],
+    engine_id: Annotated[str | None, typer.Option(help="The name that its KV connector uses, if you know it.")] = None,
+    token: Annotated[
+        str, typer.Option(envvar=TOKEN_VARIABLE, show_envvar=False, help=f"The router's token; or {TOKEN_VARIABLE}.")
+    ] = "",
+    every: Annotated[float, typer.Option(min=0.1, max=15.0, help="Seconds; a router forgets after 30.")] = 10.0,
+) -> None:
+    """Tell a router of an engine for as long as it answers. vLLM's NIXL engines do not announce themselves: run one beside each."""
+    from ppd_bench.runner.announce import AnnounceOptions, announce
+
+    options = AnnounceOptions(router=router, role=role, url=url, engine_id=engine_id, token=token, every_s=every)
+    announce(options, tell=lambda line: print(line, flush=True))
 
 
 def report_router_log(folder: Path, *, as_json: bool) -> None:

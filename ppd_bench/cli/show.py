@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ if TYPE_CHECKING:  # only for signatures: a list of names should not wait for pa
     from ppd_bench.runner.reproduce import Constant
 
 
+NUMBER = re.compile(r"[+-]?[\d.,]+(e[+-]\d+)?(?![\w.,])|–$")
+"""How a number begins, whatever unit or second number follows; ``4R`` is a name."""
+
+
 def print_rows(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table, or several below each other where the terminal is too narrow for all columns; numbers are right-aligned."""
     from rich.table import Table  # here, because --help should not wait for it
@@ -31,7 +36,7 @@ def print_rows(console: Console, title: str, columns: Sequence[str], rows: Itera
     for number, block in enumerate(fitted(columns, rows, console.width)):
         table = Table(title=title if not number else f"{title} (continued)", title_justify="left", header_style="bold")
         for index, width in block:
-            numeric = bool(rows) and all(row[index][:1] in "+-0123456789–" or not row[index] for row in rows)
+            numeric = bool(rows) and all(NUMBER.match(row[index]) or not row[index] for row in rows)
             table.add_column(columns[index], justify="right" if numeric else "left", overflow="fold", width=width)
         for row in rows:
             table.add_row(*(row[index] for index, _ in block))
@@ -60,7 +65,7 @@ def show_plan(console: Console, plan: Plan, executor: str) -> None:
         ("simulated: wall time here, roughly", duration(cost.simulated_wall_s)),
         ("executor that 'sweep' would take here", executor),
     ]  # fmt: skip
-    print_rows(console, "Plan", ("what", "value"), rows)
+    print_rows(console, "Plan (estimated)", ("what", "value"), rows)
     served = [(layout, ", ".join(names)) for layout, names in plan.served.items()]
     print_rows(console, "Launches", ("layout", "configurations that share it"), served)
     console.print("Live figures assume: " + "; ".join(cost.assumptions) + ".")
@@ -158,8 +163,8 @@ def _certainty_lines(table: DecisionTable) -> list[str]:
 def _print_cells(console: Console, cells: Sequence[Cell]) -> None:
     """Every visited cell: decision, figures with their 95 % intervals, and the interval of S drawn on one scale for all."""
     reach = max((abs(end) for c in cells for end in _ends(c)), default=0.0)
-    columns = ("cell", "decision", "certainty", "rule", "S", f"S in ±{reach:.2f}", "P(S>0)", "delta TTFT", "delta TPOT",
-               "repeats", "pairs")  # fmt: skip
+    columns = ("cell", "decision", "certainty", "rule", "S", "P(S>0)", f"S in ±{reach:.2f}", "delta TTFT", "delta TPOT",
+               "repeats, pairs")  # fmt: skip
     print_rows(console, "cells (± 95 % of each cell by itself)", columns, [_cell_row(c, reach) for c in cells])
 
 
@@ -174,12 +179,11 @@ def _cell_row(cell: Cell, reach: float) -> tuple[str, ...]:
         (cell.certainty or cell.evidence).replace("_", " "),
         str(cell.rule),
         _with_margin(cell.score, cell.score_interval),
-        interval_bar(cell.score, cell.score_interval, reach),
         "" if cell.probability is None else f"{cell.probability:.3f}",
+        interval_bar(cell.score, cell.score_interval, reach),
         _with_margin(cell.delta_ttft, cell.delta_ttft_interval),
         _with_margin(cell.delta_tpot, cell.delta_tpot_interval),
-        f"{cell.n_repeats}",
-        f"{cell.n_pairs}",
+        f"{cell.n_repeats}, {cell.n_pairs}",
     )
 
 

@@ -25,6 +25,12 @@ def fitted(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> 
 
 
 def _blocks(least: Sequence[int], room: int) -> list[list[int]]:
+    """As few blocks as can be, and these about equally wide."""
+    n = len(_filled(least, room))
+    return next(blocks for limit in range(room + 1) if len(blocks := _filled(least, limit)) == n)
+
+
+def _filled(least: Sequence[int], room: int) -> list[list[int]]:
     blocks: list[list[int]] = [[0]]
     for index in range(1, len(least)):
         block = [*blocks[-1], index]

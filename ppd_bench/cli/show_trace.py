@@ -28,7 +28,13 @@ def show_description(console: Console, description: Description) -> None:
     print_rows(console, "Traffic", ("what", "value"), rows)
     print_rows(console, "Quantiles", ("what", "mean", "p10", "p50", "p90", "p99", "max"), _spread_rows(stats))
     _show_shares(console, stats)
-    show_notes(console, description.notes)
+    show_notes(console, (*description.notes, *_new_tokens_note(stats)))
+
+
+def _new_tokens_note(stats: TraceStats) -> list[str]:
+    if stats.sessions is None or stats.sessions.new_tokens is None or stats.sessions.new_tokens.p10 >= 0:
+        return []
+    return ["new tokens below 0: the prompt is shorter than the conversation so far, which was cut or rewritten"]
 
 
 def rows_line(counts: RowCounts) -> str:

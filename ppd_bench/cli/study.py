@@ -49,10 +49,18 @@ def study(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the generated trace and of ties.")] = 0,
     sweeps: Annotated[bool, typer.Option(help="Also sweep KV capacity, decode share, reuse and load.")] = True,
+    endpoints: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML of eight engines that run, of one layout: 8R, 4P_4D or 6P_2D. Its arms are also measured."
+        ),
+    ] = None,
+    sweep: Annotated[str, typer.Option(help="With --endpoints: sweep with the engines' settings.")] = "replay",
     jobs: Annotated[int, typer.Option(min=0, help="Simulator processes; 0 means one per core.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder; default results/study-agentic.")] = None,
 ) -> None:
-    """The agentic study's comparison (replicas against P/D splits) simulated on a trace, beside its published figures."""
+    """The agentic study's comparison (replicas against P/D splits) on a trace, beside its published figures: simulated, and
+    with --endpoints also measured on engines, one layout at a time."""
     from ppd_bench.cli.console import open_console
     from ppd_bench.runner.study import StudyRequest, run_study
 
@@ -63,6 +71,7 @@ def study(
             trace=trace, format=format, tokenizer=tokenizer, sessions=sessions, n_requests=requests, time_scale=time_scale,
             max_inflight_sessions=max_inflight_sessions, max_request_tokens=max_request_tokens, timeout_s=timeout, gpu=gpu,
             model=model, step_overhead_s=step_overhead, seed=seed, with_sweeps=sweeps, n_processes=jobs, out=out,
+            endpoints=endpoints, sweep=sweep,
         ),
         tell=terminal.print,
     )  # fmt: skip

@@ -25,7 +25,10 @@ Arrivals = Literal["recorded", "poisson"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficFigures:
-    """What a source amounts to after its caps: enough to estimate a point without its file. Tokens are means per request."""
+    """What a source amounts to after its caps: enough to estimate a point without its file. Tokens are means per request.
+
+    ``followup``: context, new input and output of turns 2 and later, means in whole tokens; null where there are none.
+    """
 
     n_sessions: int
     n_requests: int
@@ -33,6 +36,7 @@ class TrafficFigures:
     prompt_tokens: float
     output_tokens: float
     longest_tokens: int
+    followup: tuple[int, int, int] | None = field(default=None, metadata={"added": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,16 @@ class WorkloadSpec:
     def context_tokens(self, turn: int) -> int:
         """Tokens of history before the given 1-based turn: all earlier inputs and outputs."""
         return sum(t.input_tokens + t.output_tokens for t in self.turns[: turn - 1])
+
+    @property
+    def followup(self) -> tuple[int, int, int] | None:
+        """Context, new input and output tokens of the follow-up turn that stands for all: turn 2, or, of recorded traffic, the
+        mean over turns 2 and later. Null without follow-up turns."""
+        if self.traffic is not None:
+            return self.traffic.figures.followup
+        if len(self.turns) < 2:
+            return None
+        return self.context_tokens(2), self.turns[1].input_tokens, self.turns[1].output_tokens
 
     @property
     def longest_tokens(self) -> int:

@@ -232,6 +232,7 @@ def _command(worker: Worker, port: int, launch: _Launch) -> EngineCommand:
         flags += CPU_FLAGS
     else:
         shown = launch.visible_gpus or [str(gpu) for gpu in range(max(worker.gpu_ids) + 1)]
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of nvidia-smi and NVML, by which GPUs are checked and read
         env["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] for gpu in worker.gpu_ids)
     if worker.role in KV_ROLES:
         config, kv_env, side_channel_port = CONNECTORS[launch.engine.kv_connector](worker.role, port + 1, launch)

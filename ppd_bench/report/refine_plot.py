@@ -10,7 +10,7 @@ from ppd_bench.report.style import KINDS, new_figure, put_footer, styled
 
 CAPTION = (
     "Share of the cells that are decided with the confidence asked for, and their mean confidence, after every round. The "
-    "confidence counts how other cells at the same load vary; the certainty that a table states rests on a cell's own repeats."
+    "confidence counts how other cells under like strain vary; the certainty that a table states rests on a cell's own repeats."
 )
 
 

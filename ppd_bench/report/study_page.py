@@ -175,6 +175,7 @@ class StudyPage:
     tables: Sequence[TextTable]
     differences: Sequence[str]
     plots: Sequence[Plot]
+    tables_title: str = "Simulated beside published"
     plots_title: str = "Mechanisms"
     no_plots: str = "No sweeps were asked for."
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def read_heartbeat(data: bytes, *, token: str = "") -> Heartbeat | str:
         return "not a map"
     if token and not hmac.compare_digest(str(content.get("token")).encode(), token.encode()):
         return "wrong token"
-    role, address = ROLES.get(str(content.get("type"))), _address(content.get("http_address"))
+    role, address = ROLES.get(str(content.get("type"))), read_address(content.get("http_address"))
     if role is None or address is None:
         return "no usable type and http_address"
     start_s, engine_id = content.get("start_time"), content.get("engine_id")
@@ -136,7 +136,7 @@ def read_heartbeat(data: bytes, *, token: str = "") -> Heartbeat | str:
     return Heartbeat(member=member, leaving=content.get("leaving") is True)
 
 
-def _address(value: Any) -> Address | None:
+def read_address(value: Any) -> Address | None:
     """Host and port of ``HOST:PORT``, with or without ``http://``, or null."""
     if not isinstance(value, str) or len(value) > 300:
         return None
@@ -250,11 +250,17 @@ class HeartbeatListener:
 
 
 async def send_heartbeats(
-    router: Address, beat: Mapping[str, Any], *, every_s: float = HEARTBEAT_S, say_goodbye: bool = True
+    router: Address,
+    beat: Mapping[str, Any],
+    *,
+    every_s: float = HEARTBEAT_S,
+    say_goodbye: bool = True,
+    look: Callable[[], Awaitable[Mapping[str, Any] | None]] | None = None,
 ) -> None:
     """Announce an engine until cancelled, and then that it is leaving. For engines that do not do it themselves.
 
-    ``beat``: the content of a heartbeat, see the top of this module.
+    ``beat``: the content of a heartbeat, see the top of this module. ``look`` is asked before each one for what to add; null:
+    the engine does not answer, and nothing is sent.
 
     Raises:
         LaunchError: a package is missing.
@@ -264,7 +270,9 @@ async def send_heartbeats(
     try:
         socket.connect(_zmq_url(*router))
         while True:
-            await socket.send(packb(dict(beat)))
+            more = {} if look is None else await look()
+            if more is not None:
+                await socket.send(packb({**beat, **more}))
             await asyncio.sleep(every_s)
     finally:
         if say_goodbye:

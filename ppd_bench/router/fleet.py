@@ -116,6 +116,20 @@ class Fleet:
         """closed, open or half_open."""
         return self._slots[worker].breaker.state.value
 
+    @property
+    def file_problem(self) -> str | None:
+        """Why the endpoints file's present content is not in use; null when it is, or where there is none."""
+        return None if self._file is None else self._file.problem
+
+    def where(self, worker: int) -> str:
+        """A worker's name, and the address of its engine where it has one."""
+        slot = self._slots[worker]
+        return f"{slot.endpoint.worker_id} ({'no engine' if slot.member is None else slot.endpoint.url})"
+
+    def problem(self, worker: int) -> str | None:
+        """What was wrong with a worker's engine last; null since it generated."""
+        return self._slots[worker].problem
+
     def status(self) -> dict[str, Any]:
         """Everything known, as JSON content."""
         listener, now_s = self._listener, self._clock()

@@ -53,10 +53,22 @@ class Conversation:
     ``keys``: under which it is found. The last ``n_tips`` are for the next turn, one per answer that the last turn got (two at
     most); those before are where the last turn itself was found, by which its retry is told from a fork. ``marks``: of
     completions, one per key, block and length after one another. ``used``: since the table last looked for something to forget.
-    ``held``: what ``prompt_size`` remembers.
+    ``held``: what ``prompt_size`` remembers, ``sized``: of the turn under way only.
     """
 
-    __slots__ = ("held", "keys", "last_s", "marks", "n_tips", "n_turns", "pending", "request", "session_id", "used")
+    __slots__ = (
+        "held",
+        "keys",
+        "last_s",
+        "marks",
+        "n_tips",
+        "n_turns",
+        "pending",
+        "request",
+        "session_id",
+        "sized",
+        "used",
+    )
 
     def __init__(self, session_id: str, n_turns: int, now_s: float) -> None:
         self.session_id = session_id
@@ -71,6 +83,7 @@ class Conversation:
         self.n_tips = 0
         self.used = True
         self.held = b""
+        self.sized: Any = None
 
     def is_tip(self, key: bytes) -> bool:
         return key in self.keys[len(self.keys) - self.n_tips :]

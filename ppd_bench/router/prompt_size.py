@@ -18,7 +18,7 @@ from ppd_bench.core.errors import SpecError
 from ppd_bench.engine.stream import StreamOutcome
 from ppd_bench.router.chain import PREFIX_FIELDS, canonical, content_text, continues_last, encode, prompt_bytes
 from ppd_bench.router.identity import Identity
-from ppd_bench.router.token_model import CountTokens, Piece, TokenModel
+from ppd_bench.router.token_model import CountTokens, Piece, TokenModel, Vector
 
 MAX_MODELS = 64
 OWN_WEIGHT_TOKENS = 50.0
@@ -87,15 +87,16 @@ class PromptSizer:
         if n_ids is not None:
             return _size(held.prompt_tokens + held.answer_tokens if held is not None and follows else 0, n_ids, "ids")
         if held is None or not follows:
-            return _size(0, round(self._predict(body, _whole(body))), "tokenizer" if self._count else "estimate")
-        return self._size_of_follow_up(body, held)
+            features = self._features(identity, body, piece := _whole(body))
+            return _size(0, round(self._predict(body, piece, features)), "tokenizer" if self._count else "estimate")
+        return self._size_of_follow_up(identity, body, held)
 
     def answered(self, identity: Identity, body: Mapping[str, Any], outcome: StreamOutcome) -> None:
         """A turn is complete: remember and learn what its engine counted. Call it after ``Identifier.answered``."""
         conversation, prompt_tokens = identity.conversation, outcome.prompt_tokens
         if conversation is None or prompt_tokens is None or _is_several(body):
             return
-        counted, predicted = self._learn(body, _held(identity), identity.turn, prompt_tokens)
+        counted, predicted = self._learn(identity, body, _held(identity), prompt_tokens)
         extent, answer_is_new = _extent(body, conversation.n_answered_bytes)
         held = Held(
             turn=identity.turn,
@@ -106,12 +107,24 @@ class PromptSizer:
             own_counted=counted,
             own_predicted=predicted,
         )
-        conversation.held = held.packed()
+        conversation.held, conversation.sized = held.packed(), None
 
-    def _size_of_follow_up(self, body: Mapping[str, Any], held: Held) -> PromptSize:
+    def _features(self, identity: Identity, body: Mapping[str, Any], piece: Piece) -> Vector:
+        """What of a turn's new piece counts. It takes a look at every byte, and is wanted when the turn comes and when it is
+        answered: kept in between."""
+        conversation = identity.conversation
+        if conversation is None:
+            return self._model(body).features(piece)
+        key = (identity.request, conversation.held, len(piece.text), piece.n_messages)
+        if conversation.sized is None or conversation.sized[0] != key:
+            conversation.sized = key, self._model(body).features(piece)
+        features: Vector = conversation.sized[1]
+        return features
+
+    def _size_of_follow_up(self, identity: Identity, body: Mapping[str, Any], held: Held) -> PromptSize:
         piece, answer = _added(body, held)
         kept, is_held = self._kept(body, held, answer)
-        new = self._predict(body, piece, self._own(body, held, answer))
+        new = self._predict(body, piece, self._features(identity, body, piece), self._own(body, held, answer))
         if held.answer_is_new:
             new -= held.answer_tokens
         total = held.prompt_tokens + kept + max(1, round(new))
@@ -129,13 +142,14 @@ class PromptSizer:
             return held.answer_tokens, True
         return round(predicted), False
 
-    def _predict(self, body: Mapping[str, Any], piece: Piece, own: tuple[float, float] = (0.0, 0.0)) -> float:
+    def _predict(
+        self, body: Mapping[str, Any], piece: Piece, features: Vector, own: tuple[float, float] = (0.0, 0.0)
+    ) -> float:
         """Tokens of a piece by the model and, where nothing counts exactly, by how the conversation's texts turned out.
 
         Bounded by what byte-level tokens can be: at most one per byte.
         """
-        model = self._model(body)
-        predicted = model.predict(model.features(piece))
+        predicted = self._model(body).predict(features)
         if self._count is None:
             ratio = (own[0] + OWN_WEIGHT_TOKENS) / (own[1] + OWN_WEIGHT_TOKENS)
             predicted *= max(OWN_RANGE[0], min(OWN_RANGE[1], ratio))
@@ -150,8 +164,11 @@ class PromptSizer:
         predicted = model.predict(model.features(Piece(answer)))
         return held.own_counted + held.answer_tokens, held.own_predicted + predicted
 
-    def _learn(self, body: Mapping[str, Any], held: Held | None, turn: int, prompt_tokens: int) -> tuple[float, float]:
+    def _learn(
+        self, identity: Identity, body: Mapping[str, Any], held: Held | None, prompt_tokens: int
+    ) -> tuple[float, float]:
         """Teach the model what this turn added; the sums of the conversation's own texts after it."""
+        turn = identity.turn
         if _n_ids(body) is not None:
             return 0.0, 0.0
         if held is not None and turn == held.turn:
@@ -166,7 +183,7 @@ class PromptSizer:
         if counted <= 0:  # the model's template dropped something of the history
             return own
         model = self._model(body)
-        features = model.features(piece)
+        features = self._features(identity, body, piece)
         predicted = model.predict(features)
         model.learn(features, counted)
         fade = min(1.0, OWN_MEMORY_TOKENS / (own[0] + 1.0))

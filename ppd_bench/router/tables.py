@@ -12,8 +12,8 @@ from ppd_bench.core.topology import Topology
 from ppd_bench.policy.policy import Policy, make_policy
 from ppd_bench.policy.table import DecisionTable
 
-LoadTable = Callable[[], DecisionTable]
-"""Reads the table's file, under the weights that the router was started with.
+LoadTable = Callable[[], str]
+"""Reads the table's text, under the weights that the router was started with. It is kept as it is, and its hash with it.
 
 Raises TableError where there is none that can be used.
 """
@@ -104,11 +104,12 @@ class PolicyBox:
         self.n_reloads += 1
         return True
 
-    def _made(self, table: DecisionTable | None) -> InForce:
-        spec = self._spec
-        if table is not None:
+    def _made(self, text: str | None) -> InForce:
+        spec, table = self._spec, None
+        if text is not None:
+            table = DecisionTable.from_json(text)
             self._check(table)
-            spec = PolicySpec(decider=spec.decider, params=spec.params, table_json=table.to_json())
+            spec = PolicySpec(decider=spec.decider, params=spec.params, table_json=text)
         return InForce(policy=make_policy(self._topology, spec, self._placement, self._seed), table=table)
 
     def _check(self, table: DecisionTable) -> None:

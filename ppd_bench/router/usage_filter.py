@@ -23,17 +23,10 @@ class UsageFilter:
 
     def feed(self, piece: bytes) -> bytes:
         """What may be passed on now."""
-        if not self._rest and piece.endswith(b"\n\n") and piece.count(_MARK) == piece.count(_NO_USAGE):
+        if not self._rest and piece.endswith(b"\n\n") and not _tells_usage(piece):
             return piece
-        data = self._rest + piece
-        kept, begin = [], 0
-        for boundary in _BOUNDARY.finditer(data):
-            event = data[begin : boundary.end()]
-            begin = boundary.end()
-            if not _is_usage_only(event):
-                kept.append(event)
-        self._rest = data[begin:]
-        return b"".join(kept)
+        events, self._rest = _whole_events(self._rest + piece)
+        return b"".join([event for event in events if not _is_usage_only(event)])
 
     def rest(self) -> bytes:
         """What is left when the stream has ended: an event without its end, or nothing."""
@@ -41,9 +34,26 @@ class UsageFilter:
         return b"" if _is_usage_only(rest) else rest
 
 
+def _whole_events(data: bytes) -> tuple[list[bytes], bytes]:
+    """Events with their ends, and what follows the last of them."""
+    if b"\r" not in data:
+        texts = data.split(b"\n\n")
+        return [text + b"\n\n" for text in texts[:-1]], texts[-1]
+    events, begin = [], 0
+    for boundary in _BOUNDARY.finditer(data):
+        events.append(data[begin : boundary.end()])
+        begin = boundary.end()
+    return events, data[begin:]
+
+
+def _tells_usage(data: bytes) -> bool:
+    """Whether anything there may be a usage that is not null."""
+    return data.count(_MARK) != data.count(_NO_USAGE)
+
+
 def _is_usage_only(event: bytes) -> bool:
     """Whether an event carries usage and no choice."""
-    if _MARK not in event:
+    if not _tells_usage(event):
         return False
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     try:

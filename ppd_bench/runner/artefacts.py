@@ -118,12 +118,18 @@ def _table_at(path: Path) -> DecisionTable | None:
 def long_workloads(run: Run) -> list[str]:
     """A warning where a table says less than the run: its cells are of turn 2, and later turns are averaged into them."""
     names = list(dict.fromkeys(p.workload.name for p in run.points if len(p.workload.turns) > 2))
-    if not names:
-        return []
-    return [
-        f"{', '.join(names)}: more than two turns; all follow-up turns are averaged into the cell of turn 2, so contexts and "
-        "lengths of later turns have no cells of their own"
+    recorded = {p.workload.name: p.workload.followup for p in run.points if p.workload.traffic and p.workload.followup}
+    warnings = [
+        f"{name}: recorded traffic; all of its follow-up turns are averaged into one cell per rate, that of their means (context "
+        f"{context:,}, new {new:,}, output {output:,} tokens); a grid of fixed lengths gives cells that differ"
+        for name, (context, new, output) in recorded.items()
     ]
+    if names:
+        warnings.append(
+            f"{', '.join(names)}: more than two turns; all follow-up turns are averaged into the cell of turn 2, so contexts and "
+            "lengths of later turns have no cells of their own"
+        )
+    return warnings
 
 
 def table_texts(run: Run) -> list[str]:

@@ -28,7 +28,7 @@ from ppd_bench.engine.endpoints import Endpoint
 from ppd_bench.engine.handoff import find_connector
 from ppd_bench.engine.readiness import failure_to_generate
 from ppd_bench.policy.deciders import DECIDERS
-from ppd_bench.policy.events import Event
+from ppd_bench.policy.events import Event, WorkerAvailability
 from ppd_bench.policy.ledger import Ledger
 from ppd_bench.policy.placements import PLACEMENTS
 from ppd_bench.policy.policy import GUARD_PARAM
@@ -136,15 +136,16 @@ def prepare_router(options: RouterOptions) -> Prepared:
     topology = parse_topology(options.topology)
     if topology.n_prefill:
         find_connector(options.connector)
+    _check_company(options)
     listener = _listener(options)
     policy, placement = _policy_spec(options), _placement_spec(options)
     load = None
     if options.table is not None:
         from ppd_bench.runner.tables import (
-            load_table,
+            table_text,
         )  # here, for it brings pandas, and a router may do without a table
 
-        load = functools.partial(load_table, options.table, w_ttft=options.w_ttft, w_tpot=options.w_tpot)
+        load = functools.partial(table_text, options.table, w_ttft=options.w_ttft, w_tpot=options.w_tpot)
     policies = PolicyBox(
         topology,
         policy,
@@ -164,6 +165,27 @@ def prepare_router(options: RouterOptions) -> Prepared:
         count_tokens=count_tokens,
         tls=_tls(options),
     )
+
+
+def _check_company(options: RouterOptions) -> None:
+    """Refuse options that would silently do nothing without another one."""
+    is_scored = "cache_aware" in (options.placement, options.prefill_placement)
+    table = "--table FILE, whose cells and domain it judges"
+    rules = (
+        (
+            options.settings.shed and options.max_kv_usage_ratio is None,
+            "--shed",
+            "--max-kv-usage RATIO, above which it sheds",
+        ),
+        (options.alpha is not None and not is_scored, "--alpha", "--placement cache_aware, whose score it weighs"),
+        (bool(options.discovery_token) and options.discovery is None, "--discovery-token", "--discovery HOST:PORT"),
+        (options.model is not None and options.table is None, "--model", table),
+        (options.gpu is not None and options.table is None, "--gpu", table),
+        (options.max_unknown_ratio is not None and options.table is None, "--max-unknown", table),
+    )
+    problems = [f"command line: {option} needs {needed}" for is_alone, option, needed in rules if is_alone]
+    if problems:
+        raise SpecError(problems)
 
 
 def _listener(options: RouterOptions) -> HeartbeatListener | None:
@@ -194,6 +216,8 @@ def _policy_spec(options: RouterOptions) -> PolicySpec:
         problems = [f"command line: --policy {decider!r} is not known; allowed: {', '.join(DECIDERS)}"]
     if decider == "table" and options.table is None:
         problems.append("command line: --policy table needs --table FILE; 'ppd-bench build-table' writes one")
+    if decider == "fraction" and options.x is None:
+        problems.append("command line: --policy fraction needs --x SHARE, 0 to 1")
     if options.table is None and (options.w_ttft is not None or options.w_tpot is not None):
         problems.append("command line: --w-ttft and --w-tpot weigh a table; give --table FILE with them")
     if problems:
@@ -301,6 +325,8 @@ async def running_router(
             stack.callback(state.log.close)
         reload = functools.partial(_reload, state, tell)
         watches = [asyncio.create_task(state.fleet.run())]
+        if options.endpoints is not None:
+            watches.append(asyncio.create_task(_tell_of_endpoints(state.fleet, tell)))
         if options.table is not None:
             watches.append(asyncio.create_task(_watch(options.table, reload)))
         _announce(prepared, port, tell)
@@ -344,7 +370,9 @@ def _state(
         clock=clock,
         wall=time.time,
         client=client,
-        fleet=_fleet(prepared, client, control, lambda: clock() - origin.start_s, lambda event: state.observe(event)),
+        fleet=_fleet(
+            prepared, client, control, lambda: clock() - origin.start_s, lambda event: _on_event(state, tell, event)
+        ),
         ledger=Ledger(topology, session_ttl_s=settings.session_ttl_s, max_sessions=settings.max_sessions),
         identifier=Identifier(
             ttl_s=settings.session_ttl_s,
@@ -412,6 +440,29 @@ async def _watch(table: Path, reload: Callable[[], Coroutine[None, None, None]])
         if now != before and now is not None:
             before = now
             await reload()
+
+
+def _on_event(state: RouterState, tell: Tell, event: Event) -> None:
+    """What the fleet found goes to the Ledger; who is not sent turns any more, and who is again, to the operator too."""
+    state.observe(event)
+    if isinstance(event, WorkerAvailability):
+        where = state.fleet.where(event.worker)
+        if event.available:
+            tell(f"{where} takes turns")
+        else:
+            problem = state.fleet.problem(event.worker)
+            tell(f"warning: {where} gets no turns" + (f": {problem}" if problem else ""))
+
+
+async def _tell_of_endpoints(fleet: Fleet, tell: Tell) -> None:
+    told: str | None = None
+    while True:
+        await asyncio.sleep(WATCH_S)
+        problem = fleet.file_problem
+        if problem != told:
+            told = problem
+            tell("the endpoints file can be used again" if problem is None else
+                 f"warning: the new endpoints file was refused, the engines before it stay: {problem}")  # fmt: skip
 
 
 def _version_of(path: Path) -> tuple[int, int, int] | None:

@@ -1,4 +1,5 @@
-"""``ppd-bench study agentic``: the agentic study's comparison and its mechanisms, simulated on any trace."""
+"""``ppd-bench study agentic``: the agentic study's comparison and its mechanisms, on any trace: simulated, and
+measured where engines are given."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from ppd_bench.core.errors import SpecError
 from ppd_bench.core.point import SimSettings, plain
 from ppd_bench.core.workload import Loop
 from ppd_bench.runner.pool import spread
+from ppd_bench.runner.replay import REPLAY_SWEEP
 from ppd_bench.runner.study_figures import PointFigures, figures_of, frame_of, plain_figures
+from ppd_bench.runner.study_live import MEASURED, Measured, play_arms, prepare_arms
 from ppd_bench.runner.study_points import N_GPUS, Case, Setup, cases, unique_points
 from ppd_bench.runner.traffic import Traffic, TrafficWish, read_traffic
 from ppd_bench.sim.profile import SIM_VERSION, find_hardware, find_model
@@ -39,7 +42,8 @@ class StudyRequest:
 
     Of a recorded trace, whole conversations in order of arrival are taken until ``n_requests`` requests (0: all). Defaults are
     the study's: dependent turns, 8 conversations in flight, ten times as fast, requests of at most 200,000 tokens.
-    ``step_overhead_s`` null is the simulator's.
+    ``step_overhead_s`` null is the simulator's. ``endpoints``: a file of engines that run; the arms of their layout are also
+    measured on them, with the engine settings of ``sweep``.
     """
 
     trace: Path | None = None
@@ -59,6 +63,8 @@ class StudyRequest:
     with_sweeps: bool = True
     n_processes: int = 0
     out: Path | None = None
+    endpoints: Path | None = None
+    sweep: str = REPLAY_SWEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,7 @@ class Study:
     published: Mapping[str, Any]
     folder: Path
     paths: tuple[Path, ...] = ()
+    measured: tuple[Measured, ...] = ()
 
     def of(self, case: Case) -> PointFigures:
         return self.figures[case.point.point_id]
@@ -88,14 +95,21 @@ class Study:
         """What every number below is worth."""
         source = "a generated trace (not recorded)" if self.generated else self.traffic.spec.source
         on = f"{self.setup.model.name} on {N_GPUS} x {self.setup.gpu}"
-        return f"simulated ({SIM_VERSION}): no number below was measured; {on}, traffic: {source}"
+        if not self.measured:
+            return f"simulated ({SIM_VERSION}): no number below was measured; {on}, traffic: {source}"
+        arms = ", ".join(one.case.arm.label for one in self.measured)
+        return (
+            f"simulated ({SIM_VERSION}), {on}; beside it measured on engines ({arms}), in the tables that say so; "
+            f"traffic: {source}"
+        )
 
 
 def run_study(what: str, request: StudyRequest, tell: Callable[[str], None]) -> Study:
-    """Simulate every point of the study and write its folder.
+    """Simulate every point of the study, play what the engines can be, if there are any, and write the study's folder.
 
     Raises:
-        SpecError: an unknown study, a trace that cannot be played, or a model that does not fit.
+        SpecError: an unknown study, a trace that cannot be played, a model that does not fit, or engines that are no arm.
+        NotReady: an engine does not answer.
         StoreError: the folder cannot be written.
     """
     if what not in STUDIES:
@@ -105,9 +119,11 @@ def run_study(what: str, request: StudyRequest, tell: Callable[[str], None]) -> 
     traffic = _traffic(request, folder)
     setup = _setup(request, traffic)
     found = cases(setup, with_sweeps=request.with_sweeps)
+    measured = _measured(request, setup, traffic, folder, tell)
     figures = _simulated(found, setup, traffic, request.n_processes, tell)
     published = published_figures()
     frames = {part: frame_of([c for c in found if c.part == part], figures) for part in PARTS}
+    frames[MEASURED] = _measured_frame(measured)
     study = Study(
         setup=setup,
         traffic=traffic,
@@ -118,6 +134,7 @@ def run_study(what: str, request: StudyRequest, tell: Callable[[str], None]) -> 
         changes=changes(frames["main"], published["changes"]),
         published=published,
         folder=folder,
+        measured=measured,
     )
     tell("Writing tables, plots and the page")
     return dataclasses.replace(study, paths=tuple(_write(study)))
@@ -161,6 +178,20 @@ def _setup(request: StudyRequest, traffic: Traffic) -> Setup:
         max_inflight_sessions=request.max_inflight_sessions,
         sim=sim,
     )
+
+
+def _measured(
+    request: StudyRequest, setup: Setup, traffic: Traffic, folder: Path, tell: Callable[[str], None]
+) -> tuple[Measured, ...]:
+    if request.endpoints is None:
+        return ()
+    return tuple(play_arms(prepare_arms(request.endpoints, request.sweep, setup, traffic, folder), tell))
+
+
+def _measured_frame(measured: tuple[Measured, ...]) -> pd.DataFrame:
+    """One row per arm that engines played, with what is against it."""
+    frame = frame_of([one.case for one in measured], {one.case.point.point_id: one.figures for one in measured})
+    return frame.assign(invalid_reasons=[one.invalid for one in measured])
 
 
 def _simulated(
@@ -223,7 +254,10 @@ def _write(study: Study) -> list[Path]:
     paths.append(_text(study.folder / "changes.csv", study.changes.to_csv(index=False)))
     content = {
         "evidence": study.evidence_line,
-        "figures": {case.part + "/" + case.arm.key: plain_figures(f) for case, f in study.main()},
+        "figures": {
+            **{case.part + "/" + case.arm.key: plain_figures(f) for case, f in study.main()},
+            **{f"{MEASURED}/{one.case.arm.key}": plain_figures(one.figures) for one in study.measured},
+        },
         "points": [{"part": c.part, "arm": c.arm.key, "value": c.value, "point": plain(c.point)} for c in study.cases],
     }
     paths.append(_text(study.folder / "study.json", json.dumps(content, indent=1, sort_keys=True) + "\n"))
@@ -234,6 +268,7 @@ def _write(study: Study) -> list[Path]:
     page = StudyPage(
         title="Agentic study", evidence=study.evidence_line, subtitle=subtitle(study), tables=main_tables(study),
         differences=differences(study), plots=plots,
+        tables_title="Simulated, measured and published" if study.measured else "Simulated beside published",
     )  # fmt: skip
     paths.append(_text(study.folder / "study.html", render_study(page)))
     return paths

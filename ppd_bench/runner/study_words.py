@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ppd_bench.analysis.breakdown import FULL_KV_RATIO, STAGES
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from ppd_bench.runner.study import Study
 
 UNKNOWN = "–"
+
+Arms = Sequence[tuple[Case, PointFigures]]
+"""Arms with their figures, in order."""
 
 
 def subtitle(study: Study) -> str:
@@ -32,12 +37,26 @@ def subtitle(study: Study) -> str:
 
 def main_tables(study: Study) -> list[TextTable]:
     """Tables 3.1 to 3.3, 4.3 and 4.4 of the study; each cell is simulated, with the published figure in brackets."""
-    return [_results(study), _loads(study), _stages(study), _waits(study), _changes(study)]
+    arms = study.main()
+    tables = [_results(study, arms), _loads(study, arms), _stages(study, arms), _waits(study, arms), _changes(study)]
+    return [*tables, *_measured(study)]
 
 
-def _results(study: Study) -> TextTable:
+def _measured(study: Study) -> list[TextTable]:
+    """Tables 3.1 to 3.3 and 4.3 again for the arms that engines played."""
+    arms = [(one.case, one.figures) for one in study.measured]
+    if not arms:
+        return []
+    doubts = "; ".join(f"{one.case.arm.label} is invalid: {one.invalid}" for one in study.measured if one.invalid)
+    first, *others = [
+        make(study, arms, "measured on the engines given") for make in (_results, _loads, _stages, _waits)
+    ]
+    return [dataclasses.replace(first, note=f"{first.note} {doubts}".rstrip()), *others]
+
+
+def _results(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable:
     rows = []
-    for case, found in study.main():
+    for case, found in arms:
         s, told = found.summary, study.published["main"].get(case.arm.key, {})
         n_ok = f"{s['n_ok']:,.0f}/{s['n_scheduled']:,.0f}"
         rows.append((
@@ -50,17 +69,17 @@ def _results(study: Study) -> TextTable:
             f"{found.start_wait_s:,.0f} s, longest {found.longest_start_wait_s:,.0f} s",
         ))  # fmt: skip
     return TextTable(
-        caption="3.1 Main comparison: simulated (published)",
+        caption=f"3.1 Main comparison: {evidence} (published)",
         head=("configuration", "OK/N", "TTFT p50", "TPOT p90", "E2E p50", "APC", "waited to start"),
         rows=tuple(rows),
         note="Waited to start: conversations that were held back because as many as allowed were in flight; it is in no TTFT. An "
-        f"infinite cache would find {100 * study.main()[0][1].possible_hit_ratio:.1f} % of these prompts.",
+        f"infinite cache would find {100 * arms[0][1].possible_hit_ratio:.1f} % of these prompts.",
     )
 
 
-def _loads(study: Study) -> TextTable:
+def _loads(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable:
     rows = []
-    for case, found in study.main():
+    for case, found in arms:
         told = study.published["load"].get(case.arm.key, {})
         everyone, prefill, decode = found.load("all"), found.load("P"), found.decode_load
         rows.append((
@@ -73,7 +92,7 @@ def _loads(study: Study) -> TextTable:
             _percent(decode.kv_full_ratio if decode else None, None),
         ))  # fmt: skip
     return TextTable(
-        caption="3.2 Engines: simulated (published)",
+        caption=f"3.2 Engines: {evidence} (published)",
         head=("configuration", "busy, all", "busy, P", "busy, D", "decode KV mean", "decode KV max",
               f"decode KV > {FULL_KV_RATIO:.0%}"),
         rows=tuple(rows),
@@ -83,14 +102,14 @@ def _loads(study: Study) -> TextTable:
     )  # fmt: skip
 
 
-def _stages(study: Study) -> TextTable:
+def _stages(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable:
     names = [name.removesuffix("_s") for name in STAGES]
     rows = [
         (case.arm.label, *(_percent(found.stage_share_ratio(name), None) for name in names), _told_stages(study, case))
-        for case, found in study.main()
+        for case, found in arms
     ]
     return TextTable(
-        caption="3.3 Share of TTFT by stage, simulated",
+        caption=f"3.3 Share of TTFT by stage, {evidence}",
         head=("configuration", *(name.replace("_", " ") for name in names), "published"),
         rows=tuple(rows),
         note="Sum of the stage over the sum of TTFT of ok turns. Decode wait: from P's last prefill step to the "
@@ -105,9 +124,9 @@ def _told_stages(study: Study, case: Case) -> str:
     return f"prefill {told['prefill_pct']} %, KV pull and decode wait {told['kv_pull_and_decode_wait_pct']} %"
 
 
-def _waits(study: Study) -> TextTable:
+def _waits(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable:
     rows = []
-    for case, found in study.main():
+    for case, found in arms:
         wait = found.short_wait
         rows.append(
             (case.arm.label, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
@@ -122,7 +141,7 @@ def _waits(study: Study) -> TextTable:
         )
     told = study.published["head_of_line"]
     return TextTable(
-        caption="4.3 Longest wait of a short prompt, simulated",
+        caption=f"4.3 Longest wait of a short prompt, {evidence}",
         head=("configuration", "waited", "its prompt (tokens)", "longest prompt there (tokens)", "engine"),
         rows=tuple(rows),
         note=f"Short: at most {SHORT_PROMPT_TOKENS:,} tokens. Published, 6P+2D: {told['prompt_tokens']} tokens "

@@ -61,6 +61,8 @@ RESULTS = Path("results")
 
 DEFAULT_SWEEPS = {Executor.SIM: "paper", Executor.LIVE: "vllm-nixl"}
 
+NO_TABLE = "no decision table: the sweep has no layout with both an all-D and an all-pD configuration and workloads of two turns or more"
+
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "fraction": ("x",),
     "threshold": ("max_uncached_tokens",),
@@ -235,12 +237,12 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
     warnings = [line for traffic in prepared.traffics for line in told(traffic)]
     if prepared.request.with_report:
         listener.stage("Compiling decision tables")
-        if pair_arms(prepared.points):
+        if pair_arms([point for point in prepared.points if point.workload.followup]):
             tables = write_tables(run, prepared.request.tables)
             warnings += [*weak_tables(tables), *long_workloads(run)]
             artefacts += tables
         else:
-            warnings.append("no decision table: the sweep has no layout with both an all-D and an all-pD configuration")
+            warnings.append(NO_TABLE)
         listener.stage("Drawing plots")
         plots = draw_plots(run)
         artefacts += write_plots(run, plots=plots)

@@ -16,15 +16,23 @@ def load_table(path: Path, *, w_ttft: float | None = None, w_tpot: float | None 
     Raises:
         TableError: the file cannot be read, is damaged, or has another major schema version.
     """
+    return DecisionTable.from_json(table_text(path, w_ttft=w_ttft, w_tpot=w_tpot))
+
+
+def table_text(path: Path, *, w_ttft: float | None = None, w_tpot: float | None = None) -> str:
+    """The checked text of a table's file, under other weights where they are given: what to keep where its hash must stay.
+
+    A loaded table of another minor version, written anew, would have another hash.
+
+    Raises:
+        TableError: as ``load_table``.
+    """
     text = read_table(path)
     try:
-        table = DecisionTable.from_json(text)
+        weights = DecisionTable.from_json(text).weights
         if w_ttft is None and w_tpot is None:
-            return table
-        weights = table.weights
-        return DecisionTable.from_json(
-            reweigh(text, weights.w_ttft if w_ttft is None else w_ttft, weights.w_tpot if w_tpot is None else w_tpot)
-        )
+            return text
+        return reweigh(text, weights.w_ttft if w_ttft is None else w_ttft, weights.w_tpot if w_tpot is None else w_tpot)
     except TableError as error:
         raise type(error)(f"{path}: {error}") from error
 

@@ -19,7 +19,7 @@ from ppd_bench.workload.generate import generate_sessions
 from ppd_bench.workload.spec import DEFAULT_MAX_OUTPUT_TOKENS
 from ppd_bench.workload.thinning import Thinning
 from ppd_bench.workload.traces import Trace, open_trace
-from ppd_bench.workload.traffic import Recording, SourceFile, record, traffic_sessions
+from ppd_bench.workload.traffic import Recording, SourceFile, check_playable, record, traffic_sessions
 
 RECORDED_CATEGORY = "recorded"
 _HASH_CHUNK = 1 << 20
@@ -77,7 +77,8 @@ def read_traffic(wish: TrafficWish) -> Traffic:
     """Read a trace once and say what it amounts to.
 
     Raises:
-        SpecError: the file cannot be read, nothing of it can be played, or wishes that contradict it.
+        SpecError: the file cannot be read, nothing of it can be played, or wishes that contradict it, such as recorded arrivals
+            of a file without any.
     """
     if not wish.time_scale > 0.0:
         raise SpecError(f"command line: --time-scale {wish.time_scale:g} cannot be used; allowed: above 0")
@@ -112,6 +113,7 @@ def read_traffic(wish: TrafficWish) -> Traffic:
         reuse_ratio=wish.reuse_ratio,
         figures=figures,
     )
+    check_playable(recording, spec)
     workload = WorkloadSpec(
         name=wish.name or _name_of(wish.path),
         category=RECORDED_CATEGORY,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,7 +85,20 @@ class Recording:
             prompt_tokens=sum(row.prompt_tokens for row in rows) / len(rows),
             output_tokens=sum(row.output_tokens for row in rows) / len(rows),
             longest_tokens=max(row.prompt_tokens + row.output_tokens for row in rows),
+            followup=self._followup(),
         )
+
+    def _followup(self) -> tuple[int, int, int] | None:
+        """Mean context, new input (at least 1) and output tokens of turns 2 and later."""
+        lengths = []
+        for thread in (thread for family in self.families for thread in family):
+            for before, row in itertools.pairwise(thread.rows):
+                context = _context_tokens(row, before, self.block_tokens)
+                lengths.append((context, row.prompt_tokens - context, row.output_tokens))
+        if not lengths:
+            return None
+        context, new, output = (round(sum(column) / len(lengths)) for column in zip(*lengths, strict=True))
+        return context, max(new, 1), max(output, 1)
 
 
 def record(
@@ -212,7 +226,7 @@ def traffic_sessions(
     Raises:
         SpecError: the trace has no instants where the traffic needs them, or limits that contradict the loop.
     """
-    _check(recording, traffic)
+    check_playable(recording, traffic)
     plan = _Plan(recording, traffic, think_time_s, max_output_tokens)
     if traffic.arrivals == "recorded":
         origin_s = min((start for start in map(_start_s, recording.families) if start is not None), default=0.0)
@@ -235,25 +249,30 @@ def _start_s(family: Family) -> float | None:
     return family[0].rows[0].arrival_s
 
 
-def _check(recording: Recording, traffic: TrafficSpec) -> None:
+def check_playable(recording: Recording, traffic: TrafficSpec) -> None:
+    """Whether the recording has the times that this way of playing it needs.
+
+    Raises:
+        SpecError: it has not, or two wishes contradict each other.
+    """
     instants = [row.arrival_s is not None for family in recording.families for thread in family for row in thread.rows]
     starts = [_start_s(family) is not None for family in recording.families]
     problems = []
     if traffic.loop == "timestamps" and not all(instants):
         problems.append(
-            f"{traffic.source}: not every request has an instant, so its loop is completion (--loop completion)"
+            f"{traffic.source}: not every request has an instant, so its loop is completion (--loop completion; in a sweep file "
+            "loop: completion)"
         )
     if traffic.arrivals == "recorded" and not all(starts) and traffic.max_inflight_sessions is None:
         problems.append(
-            f"{traffic.source}: conversations have no arrival times: give a rate to draw them at (--qps), or how "
-            "many are to be under "
-            "way at a time (--max-inflight-sessions)"
+            f"{traffic.source}: conversations have no arrival times: give a rate to draw them at (--qps; in a sweep file "
+            "arrivals: poisson), or how many are to be under way at a time (--max-inflight-sessions; in a sweep file "
+            "max_inflight_sessions)"
         )
     if traffic.loop == "timestamps" and traffic.max_inflight_sessions is not None:
         problems.append(
-            "--max-inflight-sessions holds conversations back, and an open loop sends every request at its own "
-            "time: take one of them, "
-            "or --loop completion"
+            f"{traffic.source}: max_inflight_sessions holds conversations back, and an open loop sends every request at its own "
+            "time: take one of them, or loop completion (--loop completion; in a sweep file loop: completion)"
         )
     if problems:
         raise SpecError(problems)

@@ -3,7 +3,10 @@
 ::
 
     python -m venv VENV && VENV/bin/pip install vllm-router==0.1.17 aiohttp uvicorn uvloop httptools orjson
-    python tests/benchmarks/bench_router.py [--venv VENV] [--rounds 5] [--only NAME ...] [--json FILE]
+    python tests/benchmarks/bench_router.py [--venv VENV] [--installed PYTHON] [--rounds 5] [--only NAME ...] [--json FILE]
+
+``--installed`` is the interpreter of an environment in which ppd-bench is installed, so compiled; without it the router that this
+interpreter imports is measured, which in a source tree is interpreted. The table says which of the two it was.
 
 Fake engines in a process of their own answer faster than any router asks (``router_peers.py``). Every round measures every target
 once; a figure is the median over the rounds. CPU is that of the router's process with all its threads. Absolute figures depend
@@ -158,9 +161,14 @@ async def measure(targets: list[tuple[Target, Target]], rounds: int) -> dict[str
 
 
 @contextmanager
-def running(command: list[str], *, quiet: bool = True) -> Iterator[subprocess.Popen[str]]:
+def running(command: list[str], *, quiet: bool = True, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if quiet else None, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if quiet else None,
+        text=True,
+        start_new_session=True,
+        cwd=cwd,
     )
     try:
         yield process
@@ -218,15 +226,24 @@ def vllm_router(program: Path) -> Callable[[ExitStack, int, int], tuple[int, int
     return start
 
 
-def ppd_bench_router(folder: Path) -> Callable[[ExitStack, int, int], tuple[int, int]]:
+def build_of(python: str, folder: Path) -> str:
+    """Whether this interpreter's router is compiled or interpreted, and where it is. Asked in a folder without sources."""
+    program = "import ppd_bench.router.turns as t; print(t.__file__)"
+    found = subprocess.run([python, "-c", program], cwd=folder, capture_output=True, text=True)
+    if found.returncode != 0:
+        raise RuntimeError(f"{python} cannot import ppd_bench: {found.stderr.strip().splitlines()[-1]}")
+    return f"{'interpreted' if found.stdout.strip().endswith('.py') else 'compiled'}, {found.stdout.strip()}"
+
+
+def ppd_bench_router(folder: Path, python: str = sys.executable) -> Callable[[ExitStack, int, int], tuple[int, int]]:
     def start(stack: ExitStack, p_port: int, d_port: int) -> tuple[int, int]:
         port = free_port()
         endpoints = folder / f"endpoints-{port}.yaml"
         rows = [f'  - {{role: {r}, url: "http://{HOST}:{p}"}}\n' for r, p in (("P", p_port), ("D", d_port))]
         endpoints.write_text("engines:\n" + "".join(rows), encoding="utf-8")
-        command = [sys.executable, "-c", CLI, "router", "--topology", "1P_1D", "--endpoints", str(endpoints)]
+        command = [python, "-c", CLI, "router", "--topology", "1P_1D", "--endpoints", str(endpoints)]
         command += ["--policy", "always_pd", "--host", HOST, "--port", str(port)]
-        process = stack.enter_context(running(command))
+        process = stack.enter_context(running(command, cwd=folder))
         wait_for(port, process)
         return port, process.pid
 
@@ -275,13 +292,24 @@ def main() -> None:
     parser.add_argument(
         "--venv", type=Path, help="a virtual environment with vllm-router==0.1.17 (and, for the peer, aiohttp)"
     )
+    parser.add_argument(
+        "--installed",
+        type=Path,
+        default=Path(sys.executable),
+        help="interpreter whose ppd-bench is measured (default: this)",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", help="measure these targets beside 'direct'")
     parser.add_argument("--json", type=Path, help="write the medians here")
     options = parser.parse_args()
+    installed = str(options.installed.absolute())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        starts = {"bare relay": relay(sys.executable, "bare"), "ppd-bench router": ppd_bench_router(folder)}
+        starts = {
+            "bare relay": relay(sys.executable, "bare"),
+            "ppd-bench router": ppd_bench_router(folder, installed),
+        }
+        print("ppd-bench router:", build_of(installed, folder))
         if options.venv is not None:
             python = options.venv / "bin" / "python"
             starts |= {

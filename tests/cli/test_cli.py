@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = [sys.executable, "-c", "from ppd_bench.cli.main import main; main()"]
 VERBS = (
     "plan", "sweep", "build-table", "plot", "report", "reproduce", "doctor", "serve", "table", "topologies", "workloads", "trace",
-    "router", "replay", "study", "roofline", "calibrate", "compare", "interference",
+    "router", "announce", "replay", "study", "roofline", "calibrate", "compare", "interference", "capacity",
 )  # fmt: skip
 SMALL = ["--topologies", "4R,1P_3D,1P_3pD", "--workloads", "small_tiny,large_huge_paste", "--qps", "1,4"]
 

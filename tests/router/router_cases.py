@@ -156,7 +156,7 @@ def run(main: Coroutine[Any, Any, None], within_s: float = 20.0) -> None:
     asyncio.run(asyncio.wait_for(main, within_s))
 
 
-async def until(condition: Callable[[], object], within_s: float = 3.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
     """Wait for something to become true; fail when it does not in time."""
     end_s = perf_counter() + within_s
     while not condition():

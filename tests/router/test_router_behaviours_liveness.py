@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from time import perf_counter
 
 import httpx
@@ -24,14 +25,13 @@ from router_cases import PROMPT, Rig, events_of, on, raw_request, run, until, us
 from ppd_bench.cli.errors import guarded
 from ppd_bench.cli.router import register
 from ppd_bench.engine.ports import free_ports
-from ppd_bench.router.discovery import send_heartbeats
+from ppd_bench.router.discovery import HeartbeatListener, send_heartbeats
+from ppd_bench.runner.announce import AnnounceOptions, _announce, _checked
 
 PROGRAM = """
 import sys, typer
 from ppd_bench.cli.errors import guarded
 from ppd_bench.cli.router import register
-from ppd_bench.engine.ports import free_ports
-from ppd_bench.router.discovery import send_heartbeats
 app = typer.Typer(pretty_exceptions_enable=False)
 register(app)
 sys.exit(guarded(app))
@@ -83,6 +83,99 @@ def test_b39_engines_that_announce_themselves_are_used_and_gone_when_they_say_so
                 await engine.stop()
 
     on("2P_2D", check, layout="1P_1D", discovery=f"127.0.0.1:{port}", within_s=40.0)
+
+
+def test_b39_an_engine_that_is_announced_by_a_process_beside_it_is_used_while_it_answers() -> None:
+    pytest.importorskip("zmq")
+    pytest.importorskip("msgpack")
+    (port,) = free_ports(1, 1)
+    said: list[str] = []
+
+    async def check(rig: Rig) -> None:
+        _, first = rig.engines
+        fresh = await FakeEngine("D9").start()
+        beside = await asyncio.to_thread(
+            start_program, f"127.0.0.1:{port}", "--role", "D", "--url", f"http://127.0.0.1:{fresh.port}", "--every",
+            "0.2", "--token", "open", verb="announce",
+        )  # fmt: skip
+        try:
+            await until(lambda: rig.state.fleet.available(2), within_s=30.0)
+            await first.stop()
+            assert (await rig.complete()).status_code == 200
+            assert fresh.counts.n_completed >= 1
+            assert rig.state.fleet.status()["heartbeats"]["n_malformed"] == 0
+            beside.terminate()
+            out, errors = await asyncio.to_thread(beside.communicate)
+            said.extend([out, errors])
+            await until(lambda: rig.state.fleet.status()["workers"][2]["url"] is None)
+        finally:
+            beside.kill()
+            await fresh.stop()
+        assert (beside.returncode, errors) == (0, "")
+
+    on("1P_2D", check, layout="1P_1D", discovery=f"127.0.0.1:{port}", discovery_token="open", within_s=60.0)
+    assert "the engine answers; heartbeats are sent" in said[0]
+    assert "leaving" in said[0]
+
+
+def test_an_announcer_of_an_engine_that_does_not_answer_sends_nothing_and_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("zmq")
+    pytest.importorskip("msgpack")
+    heard: list[Any] = []
+    engine_port, router_port = free_ports(2, 1)
+
+    async def main() -> None:
+        listener = HeartbeatListener(port=router_port)
+        listening = asyncio.ensure_future(listener.run(heard.append))
+        options = AnnounceOptions(
+            router=f"127.0.0.1:{router_port}", role="D", url=f"http://127.0.0.1:{engine_port}", every_s=0.1
+        )
+        told: list[str] = []
+        beats = asyncio.ensure_future(_announce(options, *_checked(options), told.append))
+        await until(lambda: len(told) > 1)
+        await asyncio.sleep(0.5)
+        assert not heard
+        engine = await FakeEngine("D0").start(engine_port)
+        await until(lambda: len(heard) > 1)
+        assert heard[0].member.start_s == engine.start_s
+        await engine.stop()
+        beats.cancel()
+        await until(lambda: heard[-1].leaving)
+        listening.cancel()
+        await asyncio.gather(beats, listening, return_exceptions=True)
+        assert [line.partition(":")[0] for line in told[1:3]] == [
+            "no heartbeats until the engine answers", "the engine answers; heartbeats are sent",
+        ]  # fmt: skip
+
+    run(main(), within_s=40.0)
+
+
+@pytest.mark.parametrize("arguments", [["here"], ["127.0.0.1:1", "--role", "X"], ["127.0.0.1:1", "--url", "https://a:1"]])
+def test_an_announcement_that_cannot_be_made_is_refused_in_words(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    register(app)
+    given = ["announce", "--role", "D", "--url", "http://127.0.0.1:9", *arguments]
+    assert guarded(lambda: app(given, standalone_mode=False)) == 2
+    assert capsys.readouterr().err.startswith("error: command line: ")
+
+
+def test_an_operator_is_told_which_engines_get_no_turns_and_which_files_were_refused() -> None:
+    async def check(rig: Rig) -> None:
+        d1, file = rig.engines[2], rig.folder / "endpoints.yaml"
+        port = d1.port
+        await d1.stop()
+        await until(lambda: any(f"warning: D1 (http://127.0.0.1:{port}) gets no turns" in line for line in rig.told))
+        await d1.start(port)
+        await until(lambda: rig.told[-1] == f"D1 (http://127.0.0.1:{port}) takes turns")
+        good = file.read_text()
+        file.write_text("engines: [")
+        await until(lambda: "the new endpoints file was refused" in rig.told[-1])
+        file.write_text(good)
+        await until(lambda: rig.told[-1] == "the endpoints file can be used again")
+
+    on("1P_2D", check, within_s=60.0)
 
 
 def test_b40_the_first_piece_goes_on_at_once_and_in_order() -> None:
@@ -211,9 +304,9 @@ async def program(
             await engine.stop()
 
 
-def start_program(*arguments: str) -> subprocess.Popen[str]:
+def start_program(*arguments: str, verb: str = "router") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PROGRAM, verb, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
 
@@ -277,6 +370,11 @@ def test_b40_what_does_not_finish_in_time_is_told_so_and_the_exit_is_bounded(tmp
         (["--topology", "2P_2D", "--endpoints", "{endpoints}"], 2, "1P_1D"),
         (["--topology", "1P_1D", "--endpoints", "{endpoints}", "--table", "nowhere.json"], 5, "nowhere.json"),
         (["--topology", "1P_1D", "--endpoints", "{endpoints}", "--connector", "Magic"], 3, "Magic"),
+        (["--topology", "1P_1D", "--endpoints", "{endpoints}", "--policy", "fraction"], 2, "needs --x"),
+        (["--topology", "1P_1D", "--endpoints", "{endpoints}", "--shed"], 2, "--shed needs --max-kv-usage"),
+        (["--topology", "1P_1D", "--endpoints", "{endpoints}", "--alpha", "2"], 2, "cache_aware"),
+        (["--topology", "1P_1D", "--endpoints", "{endpoints}", "--model", "m"], 2, "--model needs --table"),
+        (["--topology", "1P_1D", "--endpoints", "{endpoints}", "--discovery-token", "t"], 2, "--discovery HOST:PORT"),
     ],
 )
 def test_b33_a_start_that_cannot_work_ends_with_a_message_and_its_exit_code(
@@ -287,7 +385,7 @@ def test_b33_a_start_that_cannot_work_ends_with_a_message_and_its_exit_code(
     file.write_text(yaml.safe_dump({"engines": content}))
     app = typer.Typer(pretty_exceptions_enable=False)
     register(app)
-    given = ["--port", "0", *(argument.format(endpoints=file) for argument in arguments)]
+    given = ["router", "--port", "0", *(argument.format(endpoints=file) for argument in arguments)]
     assert guarded(lambda: app(given, standalone_mode=False)) == code
     error = capsys.readouterr().err
     assert words in error

@@ -47,6 +47,7 @@ def test_b4_the_usage_chunk_is_taken_out_wherever_the_stream_is_cut(places: list
 def test_b4_whole_events_pass_at_once_and_as_the_same_object() -> None:
     usage = UsageFilter()
     assert usage.feed(TOKENS[0]) is TOKENS[0]
+    assert usage.feed(TOKENS[1]) is TOKENS[1]  # a usage of null is none
     assert usage.feed(TOKENS[2][:20]) == b""
     assert usage.feed(TOKENS[2][20:]) == TOKENS[2]
 

@@ -330,6 +330,20 @@ def test_reasoning_that_is_not_part_of_the_next_prompt_is_not_counted_into_it(co
     assert np.mean(errors) < (0.05 if exact else 0.12)
 
 
+def test_a_turns_text_is_counted_once_though_it_is_wanted_when_it_comes_and_when_it_is_answered() -> None:
+    counted: list[str] = []
+    identifier, sizer = Identifier(), PromptSizer(count=lambda text: counted.append(text) or len(text))
+    messages = [{"role": "user", "content": "hello"}]
+    for n_turns, said in enumerate(("hello", "and again"), start=1):
+        body = {"messages": list(messages)}
+        identity = identifier.identify(headers={"x-session-id": "s"}, body=body, now_s=0.0)
+        sizer.size(identity, body)
+        identifier.answered(identity, body=body, answer="yes", now_s=0.0)
+        sizer.answered(identity, body, usage(10 * n_turns, 3))
+        assert counted.count(said) == 1
+        messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "and again"}]
+
+
 def test_sums_over_several_answers_or_prompts_teach_nothing(count: CountTokens) -> None:
     served = Served(count)
     body = {"messages": [{"role": "user", "content": "hello"}], "n": 4}

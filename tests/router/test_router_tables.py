@@ -6,21 +6,27 @@ import asyncio
 import functools
 from pathlib import Path
 
+import orjson
 import pytest
 from router_tables import a_table
 
+from ppd_bench.core.decision import Decision
+from ppd_bench.core.enums import Route
 from ppd_bench.core.errors import NoEvidence, TableError, WrongDomain
-from ppd_bench.core.point import PlacementSpec, PolicySpec
+from ppd_bench.core.point import PlacementSpec, PolicySpec, content_hash
 from ppd_bench.core.topology import parse_topology
+from ppd_bench.policy.events import Finished, Sent
+from ppd_bench.policy.ledger import Ledger
+from ppd_bench.policy.query import RouteQuery
 from ppd_bench.router.tables import PolicyBox
-from ppd_bench.runner.tables import load_table
+from ppd_bench.runner.tables import table_text
 
 TOPOLOGY = parse_topology("2P_2D")
 
 
 def box_on(path: Path, **more: object) -> PolicyBox:
     weights = {name: more.pop(name) for name in ("w_ttft", "w_tpot") if name in more}
-    load = functools.partial(load_table, path, **weights)  # type: ignore[arg-type]
+    load = functools.partial(table_text, path, **weights)  # type: ignore[arg-type]
     return PolicyBox(TOPOLOGY, PolicySpec(decider="table"), PlacementSpec(), seed=0, load=load, **more)  # type: ignore[arg-type]
 
 
@@ -34,6 +40,23 @@ def path(tmp_path: Path) -> Path:
 def test_b33_a_missing_table_is_an_error_and_no_silent_pd(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"nowhere.json: cannot be read"):
         box_on(tmp_path / "nowhere.json")
+
+
+def test_b29_a_table_of_an_earlier_minor_version_decides_under_the_hash_that_its_file_has(path: Path) -> None:
+    content = orjson.loads(a_table("local"))
+    content["schema_version"] = "1.0"
+    del content["rules"]["min_repeats"], content["content_hash"]
+    content["content_hash"] = content_hash(content)
+    path.write_bytes(orjson.dumps(content))
+    query = RouteQuery(
+        request_id="r", session_id="s", turn=2, context_tokens=1024, input_tokens=64, max_output_tokens=64
+    )
+    ledger = Ledger(TOPOLOGY)
+    ledger.observe(Sent(0.0, "q", "s", 1, 1024, 64, Decision(Route.PD, 0, 2, "turn-1")))
+    ledger.observe(Finished(1.0, "q", True, 64, 1024))
+    box = box_on(path)
+    reason = box.now.policy.decide(query, ledger.view(2.0, "s")).reason
+    assert (box.now.info["hash"], reason.split()[:2]) == (content["content_hash"], ["table", content["content_hash"]])
 
 
 def test_b33_a_table_for_another_layout_model_or_gpu_is_refused(path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ppd_bench.analysis.drift import DriftOptions, check_drift
 from ppd_bench.core.errors import SpecError, TableError, WrongDomain
 from ppd_bench.policy.table import DecisionTable
-from ppd_bench.runner.drift import CheckRequest, CheckResult, check_table, products
+from ppd_bench.runner.drift import CheckRequest, CheckResult, check_table, products, turns_of_run
+from ppd_bench.runner.runs import open_run
 from ppd_bench.runner.sweep import SweepRequest, prepare, run_sweep
 
 LAYOUT = "1P_3D"
@@ -98,6 +101,31 @@ def test_doubled_contexts_are_outside_the_domain_and_their_sweep_can_be_run(base
     assert {p.workload.context_tokens(2) for p in prepared.points} == {4864}
 
 
+def share_of_alarms(table: DecisionTable, folder: Path, n_windows: int, n_trials: int = 60) -> float:
+    """Of orders of windows drawn from a run, those with any alarm at any of the looks."""
+    turns = turns_of_run(open_run(folder), table, 30.0)
+    rng = np.random.default_rng(8)
+    n_alarms = 0
+    for _ in range(n_trials):
+        order = {int(w): i for i, w in enumerate(rng.permutation(turns["window"].unique())[:n_windows])}
+        drawn = turns[turns["window"].isin(list(order))]
+        drawn = drawn.assign(window=drawn["window"].map(order)).sort_values("window", kind="stable")
+        report = check_drift(table, drawn, DriftOptions())
+        n_alarms += bool(report.drifted_cells or report.outside.drifted)
+    return n_alarms / n_trials
+
+
+def test_false_alarms_stay_below_the_stated_rate_and_drifts_are_found(base: Path) -> None:
+    table = DecisionTable.from_json((base / f"base/tables/{LAYOUT}.json").read_text())
+    chat = str(base / "chat.yaml")
+    slow = "engine: {kv_link_bandwidth: 1GB/s}\n"
+    quiet = run(base, "quiet-rate", chat, seed=31, repeats=12)
+    assert share_of_alarms(table, quiet, 20) <= 0.05
+    assert share_of_alarms(table, run(base, "slow-rate", chat, seed=32, repeats=12, engine=slow), 20) >= 0.9
+    longer = workload(base, "longest", 4800)
+    assert share_of_alarms(table, run(base, "long-rate", longer, seed=33, repeats=12), 10) >= 0.9
+
+
 def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, tmp_path: Path) -> None:
     path = base / f"base/tables/{LAYOUT}.json"
     table = DecisionTable.from_json(path.read_text())
@@ -107,11 +135,12 @@ def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, 
     for i in range(120):
         # TPOT is three times what the table has; TTFT is the table's.
         first_s = i + float(cell.ttft_x1_s or 0)
+        last_s = first_s + 63 * 3 * cell.tpot_x1_s * (1 + i % 3 / 9)
         lines.append({
             "time_unix_s": 1e9 + 5 * i, "session_id": f"s{i}", "request_id": f"r{i}", "turn": 2, "status": "ok", "x": 1,
             "route": "local", "table_hash": table.content_hash, "cell": cell.key, "evidence": "simulated", "rule": "equation1",
             "context_tokens": 2464, "input_tokens": 256, "output_tokens": 64, "generated_tokens": 64, "sent_s": float(i),
-            "scheduled_s": float(i), "first_token_s": first_s, "last_token_s": first_s + 63 * 3 * cell.tpot_x1_s * (1 + i % 3 / 9),
+            "scheduled_s": float(i), "first_token_s": first_s, "last_token_s": last_s,
         })  # fmt: skip
     (tmp_path / "decisions-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = check_table(CheckRequest(table=path, router_log=tmp_path))

@@ -64,11 +64,15 @@ def test_a_replay_at_a_rate_draws_whole_conversations(trace: Path, tmp_path: Pat
 
 
 def test_an_open_loop_of_a_trace_without_instants_is_refused(trace: Path) -> None:
-    prepared = prepare_replay(ReplayRequest(trace=trace, loop="timestamps"))
-    from ppd_bench.runner.traffic import sessions_of
-
     with pytest.raises(SpecError, match="its loop is completion"):
-        sessions_of(prepared.points[0], prepared.spec.sources)
+        prepare_replay(ReplayRequest(trace=trace, loop="timestamps"))
+
+
+def test_recorded_arrivals_that_are_not_there_are_refused_before_a_folder_is_made(shared: Path, tmp_path: Path) -> None:
+    chat = shared / "data" / "chat" / "dialogstudio_ShareGPT_original_example.json"
+    with pytest.raises(SpecError, match=r"--qps; in a sweep file arrivals: poisson"):
+        prepare_replay(ReplayRequest(trace=chat, out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_router_alone_is_refused(trace: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ppd_bench.core.errors import SpecError
+from ppd_bench.policy.table import DecisionTable
 from ppd_bench.runner.live import LiveOptions
 from ppd_bench.runner.runs import open_run
 from ppd_bench.runner.summaries import summaries_of
@@ -127,3 +128,57 @@ def test_fire_and_forget_is_not_for_engines(sweep_file: Path, tmp_path: Path) ->
     path.write_text(text.replace("timeout: 60s", "timeout: 60s\nexecutor: live"))
     with pytest.raises(LaunchError, match="simulated only"):
         prepare(SweepRequest(source=str(path), live=LiveOptions(endpoints=tmp_path / "none.yaml")))
+
+
+ARMS = """
+name: arms
+gpus: 4
+gpu: h100-80g
+model: llama-3.1-8b
+topologies: [2P_2D, 2P_2pD]
+workloads: [{{dataset: {path}, name: talk}}]
+qps: [1, 2]
+duration: 4s
+timeout: 60s
+engine: {{max_model_len: 100000, gpu_memory_utilization: 0.9}}
+"""
+
+
+def arms_on(path: Path, tmp_path: Path) -> SweepRequest:
+    sweep = tmp_path / "arms.yaml"
+    sweep.write_text(ARMS.format(path=path))
+    return SweepRequest(source=str(sweep), out=tmp_path / "run", n_processes=1)
+
+
+def test_recorded_traffic_ends_in_a_table_whose_cell_is_its_mean_follow_up_turn(
+    trace: Path, tmp_path: Path, quiet
+) -> None:
+    prepared = prepare(arms_on(trace, tmp_path))
+    sessions = prepared.traffics[0].recording.families
+    followups = [row for family in sessions for thread in family for row in thread.rows[1:]]
+    followup = prepared.points[0].workload.followup
+    assert followup is not None
+    assert followup[2] == round(sum(row.output_tokens for row in followups) / len(followups))
+    assert sum(followup[:2]) == pytest.approx(sum(row.prompt_tokens for row in followups) / len(followups), abs=1.5)
+    outcome = run_sweep(prepared, quiet)
+    table = DecisionTable.from_json((outcome.folder / "tables" / "2P_2D.json").read_text())
+    visited = [cell for cell in table.cells if cell.visited]
+    assert [(cell.workloads, cell.qps) for cell in visited] == [(("talk",), 1.0), (("talk",), 2.0)]
+    assert {cell.type for cell in visited} == {f"{followup[1]}to{followup[2]}"}
+    assert all(cell.delta_ttft is not None for cell in visited)
+    assert any(
+        "talk: recorded traffic; all of its follow-up turns are averaged" in warning for warning in outcome.warnings
+    )
+    assert (outcome.folder / "report.html").exists()
+
+
+def test_traffic_without_follow_up_turns_ends_in_a_report_without_a_table(tmp_path: Path, quiet) -> None:
+    lines = [f"2023-11-16 18:15:{k:02d}.0000000,{100 + k},{5 + k}\n" for k in range(30)]
+    path = tmp_path / "single.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(lines))
+    prepared = prepare(arms_on(path, tmp_path))
+    assert prepared.points[0].workload.followup is None
+    outcome = run_sweep(prepared, quiet)
+    assert any("no decision table" in warning and "two turns or more" in warning for warning in outcome.warnings)
+    assert (outcome.folder / "report.html").exists()
+    assert not (outcome.folder / "tables").exists()

@@ -11,19 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppd_bench.core.trace import TraceFormat, TraceRow
-from ppd_bench.workload.traces.checks import (
-    TAIL_MISMATCH,
-    Clock,
-    Sample,
-    check_blocks,
-    check_unit,
-    head_samples,
-    origin_of,
-)
+from ppd_bench.workload.traces.checks import Clock
+from ppd_bench.workload.traces.hashed import open_hashed, read_hashed
 from ppd_bench.workload.traces.reader import HASH_OPTIONS, Reader, ReadOptions
-from ppd_bench.workload.traces.source import BadRow, Entry, Head, Source
+from ppd_bench.workload.traces.source import BadRow, Head, Source
 from ppd_bench.workload.traces.trace import Pass, Trace
-from ppd_bench.workload.traces.values import UNITS_PER_S, block_ids, n_blocks, seconds, tokens
+from ppd_bench.workload.traces.values import tokens
 
 KEYS = {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"}
 NO_PARENT = -1
@@ -37,30 +30,7 @@ def matches(head: Head) -> bool:
 
 
 def open_bailian(source: Source, options: ReadOptions) -> Trace:
-    unit = options.time_unit or "s"
-    declared = TraceFormat(
-        name="bailian",
-        time_unit=unit,
-        block_tokens=options.block_tokens or 16,
-        tail=options.tail or "ceil",
-        id_scope="global",
-        row_means="full_prompt",
-        loop="timestamps",
-        token_count="recorded",
-    )
-    samples = head_samples(source, _sample)
-    check_blocks(samples, declared.block_tokens or 0, declared.tail or "")
-    check_unit(samples, unit, stated=options.time_unit is not None)
-    origin = origin_of(samples)
-
-    def read(met: Pass) -> Iterator[TraceRow]:
-        return _rows(source, declared, Clock(origin, UNITS_PER_S[unit]), met)
-
-    return Trace(source=source.shown, format=declared, read=read)
-
-
-def _sample(entry: Entry, place: str) -> Sample:
-    return Sample(place, seconds(entry, "timestamp"), tokens(entry, "input_length"), len(block_ids(entry, "hash_ids")))
+    return open_hashed(source, options, _rows, name="bailian", time_unit="s", block_tokens=16)
 
 
 class _Chats:
@@ -92,16 +62,11 @@ class _Chats:
 
 def _rows(source: Source, declared: TraceFormat, clock: Clock, met: Pass) -> Iterator[TraceRow]:
     chats = _Chats()
-    block_tokens, tail = declared.block_tokens or 0, declared.tail or ""
     for file, number, entry in source.mappings(met):
         row = met.counts.n_read
         try:
-            n_prompt, n_output = tokens(entry, "input_length", least=1), tokens(entry, "output_length")
-            ids = block_ids(entry, "hash_ids")
-            if len(ids) != n_blocks(n_prompt, block_tokens, tail):
-                raise BadRow(TAIL_MISMATCH)
+            n_prompt, n_output, ids, arrival_s = read_hashed(entry, declared, clock)
             chat, parent = tokens(entry, "chat_id"), tokens(entry, "parent_chat_id", least=NO_PARENT)
-            arrival_s = clock.since_start(seconds(entry, "timestamp"))
             session, turn, branches, remark = chats.add(chat, parent)
         except BadRow as bad:
             met.drop(str(bad), file.place(number))

@@ -9,19 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppd_bench.core.trace import TraceFormat, TraceRow
-from ppd_bench.workload.traces.checks import (
-    TAIL_MISMATCH,
-    Clock,
-    Sample,
-    check_blocks,
-    check_unit,
-    head_samples,
-    origin_of,
-)
+from ppd_bench.workload.traces.checks import Clock
+from ppd_bench.workload.traces.hashed import open_hashed, read_hashed
 from ppd_bench.workload.traces.reader import HASH_OPTIONS, Reader, ReadOptions
-from ppd_bench.workload.traces.source import BadRow, Entry, Head, Source
+from ppd_bench.workload.traces.source import BadRow, Head, Source
 from ppd_bench.workload.traces.trace import Pass, Trace
-from ppd_bench.workload.traces.values import UNITS_PER_S, block_ids, n_blocks, seconds, tokens
 
 KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
 
@@ -31,43 +23,15 @@ def matches(head: Head) -> bool:
 
 
 def open_mooncake(source: Source, options: ReadOptions) -> Trace:
-    unit = options.time_unit or "ms"
-    declared = TraceFormat(
-        name="mooncake",
-        time_unit=unit,
-        block_tokens=options.block_tokens or 512,
-        tail=options.tail or "ceil",
-        id_scope="global",
-        row_means="full_prompt",
-        loop="timestamps",
-        token_count="recorded",
-    )
-    samples = head_samples(source, _sample)
-    check_blocks(samples, declared.block_tokens or 0, declared.tail or "")
-    check_unit(samples, unit, stated=options.time_unit is not None)
-    origin = origin_of(samples)
-
-    def read(met: Pass) -> Iterator[TraceRow]:
-        return _rows(source, declared, Clock(origin, UNITS_PER_S[unit]), met)
-
-    return Trace(source=source.shown, format=declared, read=read)
-
-
-def _sample(entry: Entry, place: str) -> Sample:
-    return Sample(place, seconds(entry, "timestamp"), tokens(entry, "input_length"), len(block_ids(entry, "hash_ids")))
+    return open_hashed(source, options, _rows, name="mooncake", time_unit="ms", block_tokens=512)
 
 
 def _rows(source: Source, declared: TraceFormat, clock: Clock, met: Pass) -> Iterator[TraceRow]:
     turns: dict[str, int] = {}
-    block_tokens, tail = declared.block_tokens or 0, declared.tail or ""
     for file, number, entry in source.mappings(met):
         row = met.counts.n_read
         try:
-            n_prompt, n_output = tokens(entry, "input_length", least=1), tokens(entry, "output_length")
-            ids = block_ids(entry, "hash_ids")
-            if len(ids) != n_blocks(n_prompt, block_tokens, tail):
-                raise BadRow(TAIL_MISMATCH)
-            arrival_s = clock.since_start(seconds(entry, "timestamp"))
+            n_prompt, n_output, ids, arrival_s = read_hashed(entry, declared, clock)
         except BadRow as bad:
             met.drop(str(bad), file.place(number))
             continue
