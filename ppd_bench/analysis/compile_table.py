@@ -80,8 +80,9 @@ def compile_table(
     ``deltas`` has the fields of ``core.results.PairedDelta``; rows of other pairs are left out, and a frame without the
     fields of repeats, as earlier versions wrote it, makes cells without intervals. The axes are the
     paper's context classes, and the turn-2 lengths and QPS levels of the pair's points, so every workload of the grid
-    has its own place; recorded traffic has the place of its mean follow-up turn. Workloads that share a place are averaged with equal weight (means) and judged by the lower
-    success; the cell names them all, and has the repeats of the workload that has fewest.
+    has its own place; recorded traffic has the place of its mean follow-up turn. Workloads that share a place are averaged
+    with equal weight (means) and judged by the lower success; the cell names them all, and has the repeats of the workload
+    that has fewest.
 
     Raises:
         SpecError: unusable weights or bounds, no multi-turn points of this pair, or points of more than one domain.

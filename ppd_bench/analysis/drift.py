@@ -62,22 +62,25 @@ class DriftOptions:
     tolerance_ratio: float = 0.25
     outside_ratio: float = 0.05
 
-    def check(self) -> None:
-        """
-        Raises:
-            SpecError: every number that cannot be used.
-        """
+    def problems(self) -> list[str]:
+        """Every number that cannot be used, in words."""
         bounds = {
             "--alpha": (self.alpha, 0.5),
             "--tolerance": (self.tolerance_ratio, 10.0),
             "--outside": (self.outside_ratio, 0.99),
         }
-        problems = [
+        return [
             f"command line: {flag} {value:g}: a number above 0 and at most {most:g} is needed"
             for flag, (value, most) in bounds.items()
             if not 0 < value <= most
         ]
-        if problems:
+
+    def check(self) -> None:
+        """
+        Raises:
+            SpecError: every number that cannot be used.
+        """
+        if problems := self.problems():
             raise SpecError(problems)
 
 

@@ -187,8 +187,8 @@ def _no_interval_text(table: DecisionTable) -> str:
     fewest = min((c.n_repeats for c in table.cells if c.certainty == "no_interval"), default=0)
     needed = table.rules.min_repeats or MIN_REPEATS
     return (
-        f"NO INTERVAL, because fewer than {needed} repeats stand behind them (fewest: {fewest}); nothing says "
-        f"whether their decisions are more than noise. Sweep with repeats: {needed} or more"
+        f"NO INTERVAL, because fewer than {needed} repeats stand behind them (fewest: {fewest}); by themselves "
+        f"they do not say whether their decisions are more than noise. Sweep with repeats: {needed} or more"
     )
 
 

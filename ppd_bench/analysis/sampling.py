@@ -33,7 +33,7 @@ class SampleTarget:
 class SampleFigures:
     """A trace by the figures that sampling may change. ``rate_rps`` and ``duration_s`` are null without arrival times.
 
-    ``duration_s``: from the first arrival to the last. Ratios: see ``analysis.reuse``.
+    ``duration_s``: from the first arrival to the last. Ratios: see ``analysis.reuse``; null without block ids.
     """
 
     n_requests: int
@@ -46,19 +46,20 @@ class SampleFigures:
     prompt_p90_tokens: float
     output_mean_tokens: float
     output_p50_tokens: float
-    hit_ratio: float
-    intra_session_ratio: float
-    cross_session_ratio: float
+    hit_ratio: float | None
+    intra_session_ratio: float | None
+    cross_session_ratio: float | None
 
 
 def sample_sessions(trace: TraceBlocks, target: SampleTarget) -> Ints:
     """The requests of the sample, ascending: every request of each chosen session, those after the window's end included.
 
     Sessions are taken in an order drawn with the seed until the number of requests is as near to the wanted one as whole sessions
-    get; a larger target holds every session of a smaller one with the same seed and window.
+    get; a larger target holds every session of a smaller one with the same seed and window. Where there are neither sessions nor
+    block ids, every request stands alone.
 
     Raises:
-        SpecError: no sessions in the trace, or wishes that cannot be met; all in one error.
+        SpecError: no sessions in a trace with block ids, or wishes that cannot be met; all in one error.
     """
     problems = _problems(trace, target)
     if problems:
@@ -81,9 +82,7 @@ def sample_sessions(trace: TraceBlocks, target: SampleTarget) -> Ints:
 
 def sample_figures(trace: TraceBlocks) -> SampleFigures:
     """What a trace or a sample of it looks like."""
-    total = int(trace.prompt_tokens.sum())
-    hit = ratio_of(hit_tokens(trace, hit_blocks(trace)), total)
-    intra = ratio_of(hit_tokens(trace, session_hit_blocks(trace)), total)
+    hit, intra = _hit_ratios(trace)
     n_sessions = int(np.unique(trace.session).size)
     span_s = _span_s(trace) if trace.has_arrivals else None
     return SampleFigures(
@@ -99,8 +98,19 @@ def sample_figures(trace: TraceBlocks) -> SampleFigures:
         output_p50_tokens=float(np.quantile(trace.output_tokens, 0.5)),
         hit_ratio=hit,
         intra_session_ratio=intra,
-        cross_session_ratio=hit - intra,
+        cross_session_ratio=None if hit is None or intra is None else hit - intra,
     )
+
+
+def _hit_ratios(trace: TraceBlocks) -> tuple[float, float] | tuple[None, None]:
+    """Of all prompts, and of prompts within their session; null without block ids."""
+    if not trace.blocks.size:
+        return None, None
+    total = int(trace.prompt_tokens.sum())
+    whole, within = (
+        ratio_of(hit_tokens(trace, found), total) for found in (hit_blocks(trace), session_hit_blocks(trace))
+    )
+    return whole, within
 
 
 def _problems(trace: TraceBlocks, target: SampleTarget) -> list[str]:
@@ -109,7 +119,7 @@ def _problems(trace: TraceBlocks, target: SampleTarget) -> list[str]:
     positive = {"--requests": target.n_requests, "--rate": target.rate_rps, "--duration": target.duration_s}
     checks = {
         "this trace has no sessions, and rows drawn at random would break its reuse; derive sessions (--sessions chain)":
-            not trace.has_sessions,
+            not trace.has_sessions and trace.blocks.size > 0,
         "command line: one of --requests, --rate and --duration is needed": wishes == (None, None, None),
         "command line: --requests and --rate both thin the sessions; give one of them":
             target.n_requests is not None and target.rate_rps is not None,

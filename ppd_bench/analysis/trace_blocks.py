@@ -115,10 +115,10 @@ class Piece:
         return lengths
 
 
-def number_blocks(rows: Iterable[TraceRow], *, block_tokens: int) -> TraceBlocks:
+def number_blocks(rows: Iterable[TraceRow], *, block_tokens: int, needs_ids: bool = True) -> TraceBlocks:
     """Read rows into memory and number their blocks, in order of arrival where every row has an arrival time.
 
-    ``block_tokens``: tokens of a block, as the trace's format declares.
+    ``block_tokens``: tokens of a block, as the trace's format declares. ``needs_ids``: rows without any block id are refused.
 
     Raises:
         SpecError: no rows, no row with block ids, or more distinct blocks than a number can name.
@@ -127,7 +127,7 @@ def number_blocks(rows: Iterable[TraceRow], *, block_tokens: int) -> TraceBlocks
     for row in rows:
         loading.add(row)
     trace = loading.finish(block_tokens)
-    if not trace.n_requests or not trace.blocks.size:
+    if not trace.n_requests or (needs_ids and not trace.blocks.size):
         what = "no request has block ids" if trace.n_requests else "no requests"
         raise SpecError(f"{what}: prefix reuse needs a trace with hash ids, or text that a reader can cut into blocks")
     arrivals = trace.arrival_s

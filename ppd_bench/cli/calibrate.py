@@ -41,7 +41,10 @@ def calibrate(
         int, typer.Option(min=1, help="Most steps of the solver; each simulates every point 20 times.")
     ] = 20,
     name: Annotated[str | None, typer.Option(help="Name of the profile; default: the run's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for profile.json; default RUN/calibration.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The profile's path (.json), or a folder for all files; default RUN/calibration."),
+    ] = None,
 ) -> None:
     """Fit the simulator to a measured run and write a profile that sweeps take (simulator: {profile: FILE})."""
     from ppd_bench.cli.console import open_console

@@ -353,9 +353,14 @@ def table_show(
 def table_diff(first: TableArg, second: TableArg) -> None:
     """Cells that two tables answer differently, or on other evidence."""
     from ppd_bench.cli.show import show_changes
-    from ppd_bench.runner.tables import diff
+    from ppd_bench.runner.tables import diff, load_table
 
-    show_changes(open_console(), diff(first, second))
+    changes = diff(first, second)
+    for path in (first, second):
+        table = load_table(path)
+        weights = f"w_ttft {table.weights.w_ttft:g}, w_tpot {table.weights.w_tpot:g}"
+        open_console().print(f"{path}: {table.domain.layout}, {table.domain.executor}, {weights}")
+    show_changes(open_console(), changes)
 
 
 @app.command()

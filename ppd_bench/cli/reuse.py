@@ -190,7 +190,10 @@ def show_sample(to: Console, result: Sampled) -> None:
     from ppd_bench.runner.trace_sample import changes
 
     rows = [(name, _figure(before), _figure(after)) for name, before, after in changes(result)]
+    to.print(f"token counts are {result.basis}")
     print_rows(to, f"What sampling (seed {result.seed}) did", ("figure", "original", "sample"), rows)
+    for note in result.notes:
+        to.print(f"note: {note}")
     to.print(f"wrote {result.path}")
 
 

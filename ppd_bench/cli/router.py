@@ -26,7 +26,10 @@ def router(
         str | None, typer.Option(help="HOST:PORT for heartbeats (ZeroMQ) of engines that come and go.")
     ] = None,
     discovery_token: Annotated[
-        str, typer.Option(envvar=TOKEN_VARIABLE, show_envvar=False, help=f"What heartbeats must carry; or {TOKEN_VARIABLE}.")
+        str,
+        typer.Option(
+            envvar=TOKEN_VARIABLE, show_envvar=False, help=f"What heartbeats must carry; or {TOKEN_VARIABLE}."
+        ),
     ] = "",
     table: Annotated[
         Path | None, typer.Option(help="Decision table; looked at again when it changes, and on SIGHUP.")
@@ -151,7 +154,7 @@ def announce(
     ] = "",
     every: Annotated[float, typer.Option(min=0.1, max=15.0, help="Seconds; a router forgets after 30.")] = 10.0,
 ) -> None:
-    """Tell a router of an engine for as long as it answers. vLLM's NIXL engines do not announce themselves: run one beside each."""
+    """Tell a router of an engine for as long as it answers. vLLM does not announce itself: run one beside each engine."""
     from ppd_bench.runner.announce import AnnounceOptions, announce
 
     options = AnnounceOptions(router=router, role=role, url=url, engine_id=engine_id, token=token, every_s=every)

@@ -222,6 +222,7 @@ def show_changes(console: Console, changes: Sequence[CellChange]) -> None:
     if not changes:
         console.print("no cell differs in decision or evidence")
         return
+    both = [c for c in changes if c.decision_a is not None and c.decision_b is not None]
     rows = [
         (
             c.key,
@@ -230,9 +231,13 @@ def show_changes(console: Console, changes: Sequence[CellChange]) -> None:
             _score(c.score_a),
             _score(c.score_b),
         )
-        for c in changes
+        for c in both
     ]
-    print_rows(console, f"{len(changes)} cells differ", ("cell", "first", "second", "S first", "S second"), rows)
+    if rows:
+        print_rows(console, f"{len(both)} cells differ", ("cell", "first", "second", "S first", "S second"), rows)
+    alone = sum(c.decision_b is None for c in changes), sum(c.decision_a is None for c in changes)
+    if any(alone):
+        console.print(f"{alone[0]} cells are in the first table only, {alone[1]} in the second only")
 
 
 def _answer(decision: str | None, evidence: str | None) -> str:

@@ -65,7 +65,7 @@ class EndpointSet:
         if topology.layout != self.layout:
             raise SpecError(
                 f"topology {topology.name!r} needs the layout {topology.layout.name}, and these engines are "
-                f"{self.layout.name}; list other engines, or sweep only topologies of that layout"
+                f"{self.layout.name}; list other engines, or ask for topologies of that layout"
             )
         return self.endpoints
 

@@ -36,7 +36,7 @@ def percent(ratio: float | None) -> str:
     """A ratio in per cent: one decimal below 10 %, none from there on."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
-    per_cent = round(100 * ratio, 1)
+    per_cent = round(100 * ratio, 1) or 0.0  # no -0 %
     return f"{per_cent:.0f}{NBSP}%" if abs(per_cent) >= 10 or per_cent == round(per_cent) else f"{per_cent:.1f}{NBSP}%"
 
 

@@ -58,7 +58,8 @@ class CalibrateRequest:
     """What was asked for. ``points`` and ``holdout`` are filters (``chosen``); without the first all, without the second none.
 
     ``beside`` is a second run of the same points, whose difference from the first is what repeating alone gives. ``max_steps`` is
-    the most steps that the solver takes.
+    the most steps that the solver takes. ``out`` is a folder, or the path of the profile (``.json``) whose errors then stay in the
+    run folder.
     """
 
     run: Path
@@ -137,7 +138,10 @@ def calibrate(request: CalibrateRequest, tell: Callable[[str], None] = lambda te
     records = _ok_records(run, to_fit)
     _check(run, to_fit, records)
     transfers = _transfers(run, to_fit)
-    tell(f"fitting {len(to_fit)} points, {len(records):,} turns; held out: {len(held_out)} points")
+    tell(
+        f"fitting {len(to_fit)} points, {len(records):,} turns; held out: {len(held_out)} points; at most "
+        f"{request.max_steps} steps, each simulates every fitted point about 20 times"
+    )
     start = _start(run)
     name = request.name or run.manifest.name
     fitted = fit_simulator(
@@ -162,8 +166,8 @@ def calibrate(request: CalibrateRequest, tell: Callable[[str], None] = lambda te
         transfers=transfers,
         errors=found,
         table=table.reset_index(drop=True),
-        notes=(*notes, *_unidentified(fitted.fit)),
-        paths=_write(request.out or run.path / FOLDER, run, profile, found),
+        notes=(*notes, *_circular(run), *_unidentified(fitted.fit)),
+        paths=_write(request.out, run, profile, found),
     )
 
 
@@ -244,8 +248,23 @@ def _simulated_errors(run: Run, points: Sequence[Point], settings: SimSettings) 
     return errors(pairs, summaries_of(run), summarise(records, simulated))
 
 
+def _circular(run: Run) -> list[str]:
+    """A note where there is nothing real to fit to."""
+    simulated = run.evidence == "simulated"
+    return (
+        ["the run is simulated: the profile says how the simulator sees itself, and nothing of engines"]
+        if simulated
+        else []
+    )
+
+
 def _unidentified(fit: Fit) -> list[str]:
     names = [estimate.name for estimate in fit.estimates if not estimate.identified]
+    if len(names) == len(fit.estimates):
+        return [
+            "the data tell NO parameter by itself: the profile may predict points like the fitted ones and nothing else. "
+            "Fit more or longer points, at several rates and prompt lengths"
+        ]
     return [f"the data do not tell {', '.join(names)}: more or longer points would"] if names else []
 
 
@@ -293,9 +312,12 @@ def _error_basis(table: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _write(folder: Path, run: Run, profile: FittedProfile, found: pd.DataFrame) -> tuple[Path, ...]:
-    make_folder(folder)
-    paths = [folder / PROFILE_FILE, folder / "errors.csv"]
+def _write(out: Path | None, run: Run, profile: FittedProfile, found: pd.DataFrame) -> tuple[Path, ...]:
+    is_file = out is not None and out.suffix == ".json" and not out.is_dir()
+    folder = run.path / FOLDER if out is None or is_file else out
+    paths = [out if out is not None and is_file else folder / PROFILE_FILE, folder / "errors.csv"]
+    for path in paths:
+        make_folder(path.parent)
     write_bytes(paths[0], profile.to_json().encode())
     write_bytes(paths[1], found.to_csv(index=False).encode())
     shown = found[found["set"].isin([FITTED, HELD_OUT])]

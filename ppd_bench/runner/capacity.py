@@ -16,10 +16,11 @@ import pandas as pd
 from ppd_bench.analysis.capacity import Bracket, Limits, bracket_of, capacities, judge_loads, rounded
 from ppd_bench.core.errors import SpecError
 from ppd_bench.core.topology import parse_topology
+from ppd_bench.report.units import counted
 from ppd_bench.runner.listeners import Listener
 from ppd_bench.runner.runs import chosen_points, open_run, stored_spec
-from ppd_bench.runner.summaries import SUMMARY_COLUMNS
-from ppd_bench.runner.sweep import Prepared, SweepRequest, play_prepared, prepare
+from ppd_bench.runner.summaries import SUMMARY_COLUMNS, summaries_of, trusted_points, write_summaries
+from ppd_bench.runner.sweep import Prepared, SweepRequest, play_prepared, point_words, prepare
 from ppd_bench.store import layout
 from ppd_bench.store.atomic import write_bytes
 from ppd_bench.store.read import read_records
@@ -86,12 +87,26 @@ def capacity(request: CapacityRequest, listener: Listener) -> CapacityResult:
     _check(prepared.spec)
     search = _Search(prepared, request, limits, listener)
     loads = search.run()
+    notes = (search.notice, _invalid(prepared.folder))
     table = capacities(loads)
     paths = tuple(prepared.folder / name for name in (CAPACITY, LOADS))
     for path, frame in zip(paths, (table, loads), strict=True):
-        write_bytes(path, frame.to_csv(index=False).encode())
+        labelled = frame.assign(evidence=prepared.choice.executor.evidence)
+        write_bytes(path, labelled.to_csv(index=False).encode())
     return CapacityResult(headline=_headline(prepared, request, limits), table=table, loads=loads,
-                          paths=paths, notice=search.notice)  # fmt: skip
+                          paths=paths, notice="\n".join(filter(None, notes)))  # fmt: skip
+
+
+def _invalid(folder: Path) -> str:
+    """What is to be known of points that did not measure what they should; empty where there are none."""
+    run = open_run(folder)
+    write_summaries(run)
+    trusted = {point.point_id for point in trusted_points(run, summaries_of(run))}
+    doubted = [point_words(point) for point in run.points if point.point_id not in trusted]
+    if not doubted:
+        return ""
+    named = ", ".join(doubted[:5]) + (f" and {len(doubted) - 5} more" if len(doubted) > 5 else "")
+    return f"warning: {counted(len(doubted), 'point')} invalid, and the loads may be misjudged by them: {named}"
 
 
 def _limits(asked: Limits, spec: SweepSpec) -> Limits:
@@ -185,6 +200,7 @@ def _headline(prepared: Prepared, request: CapacityRequest, limits: Limits) -> s
     n_gpus = parse_topology(prepared.spec.topologies[0]).n_gpus
     return (
         f"{prepared.choice.executor.evidence}: highest QPS with p{100 * limits.quantile:g} {' and '.join(bounds)} and success "
-        f"{limits.success_ratio:.0%}, {n_gpus} GPUs each, {request.n_repeats} repeats pooled, within "
-        f"{request.tolerance_ratio:.0%}"
+        f"{limits.success_ratio:.0%}, {n_gpus} GPUs each, {counted(request.n_repeats, 'repeat')} of "
+        f"{prepared.spec.duration_s:g} s of arrivals, within {request.tolerance_ratio:.0%}; a load that queues only after so "
+        "long counts as carried: --duration looks longer"
     )

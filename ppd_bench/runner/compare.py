@@ -48,15 +48,16 @@ def compare(first: Path, second: Path, out: Path | None = None) -> Comparison:
         )
     found = errors(kept, summaries_of(reference), summaries_of(candidate))
     folder = out or RESULTS / f"compare-{reference.manifest.name}-{candidate.manifest.name}"
+    names = _names(reference, candidate)
     return Comparison(
         headline=(
-            f"reference: run {reference.manifest.name}, {reference.evidence}; against it: run {candidate.manifest.name}, "
-            f"{candidate.evidence}; {len(kept)} points in both"
+            f"reference: run {names[0]}, {reference.evidence}; against it: run {names[1]}, "
+            f"{candidate.evidence}; {counted(len(kept), 'point')} in both"
         ),
         errors=found,
         table=error_table(found),
-        notes=tuple(_notes(reference, candidate, pairs, kept)),
-        paths=_write(folder, reference, candidate, found),
+        notes=tuple(_notes(reference, candidate, names, pairs, kept)),
+        paths=_write(folder, reference, candidate, names, found),
     )
 
 
@@ -66,33 +67,38 @@ def run_doubts(run: Run) -> set[str]:
     return set(summaries.loc[~summaries["valid"], "point_id"])
 
 
+def _names(reference: Run, candidate: Run) -> tuple[str, str]:
+    """What the runs are called; with their folders where that does not tell them apart."""
+    first, second = reference.manifest.name, candidate.manifest.name
+    return (first, second) if first != second else (f"{first} ({reference.path})", f"{second} ({candidate.path})")
+
+
 def _notes(
-    reference: Run, candidate: Run, pairs: list[tuple[Point, Point]], kept: list[tuple[Point, Point]]
-) -> list[str]:
+    reference: Run, candidate: Run, names: tuple[str, str], pairs: list[tuple[Point, Point]], kept: list[tuple[Point, Point]]
+) -> list[str]:  # fmt: skip
     notes = []
     if len(kept) < len(pairs):
         left_out = counted(len(pairs) - len(kept), "common point")
         notes.append(f"left out, because invalid in one of the runs: {left_out}")
-    for run in (reference, candidate):
+    for name, run in zip(names, (reference, candidate), strict=True):
         if len(pairs) < len(run.points):
             missing = counted(len(run.points) - len(pairs), "point")
-            notes.append(f"in run {run.manifest.name} alone: {missing} of {len(run.points):,}")
+            notes.append(f"in run {name} alone: {missing} of {len(run.points):,}")
     if reference.evidence == "simulated" and candidate.evidence == "measured":
         notes.append("the reference is simulated: give the measured run first for errors of the simulator")
     return notes
 
 
-def _write(folder: Path, reference: Run, candidate: Run, found: pd.DataFrame) -> tuple[Path, ...]:
+def _write(
+    folder: Path, reference: Run, candidate: Run, names: tuple[str, str], found: pd.DataFrame
+) -> tuple[Path, ...]:
     make_folder(folder)
     path = folder / "errors.csv"
     labelled = found.assign(reference_evidence=reference.evidence, candidate_evidence=candidate.evidence)
     write_bytes(path, labelled.to_csv(index=False).encode())
-    names = {
-        "reference": f"{reference.evidence}, {reference.manifest.name}",
-        "candidate": f"{candidate.evidence}, {candidate.manifest.name}",
-    }
+    shown = {"reference": f"{reference.evidence}, {names[0]}", "candidate": f"{candidate.evidence}, {names[1]}"}
     return (
         path,
-        *save(figure_compared(found, **names), folder / "compared"),
-        *save(figure_errors(found, **names), folder / "errors"),
+        *save(figure_compared(found, **shown), folder / "compared"),
+        *save(figure_errors(found, **shown), folder / "errors"),
     )

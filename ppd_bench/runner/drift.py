@@ -22,11 +22,12 @@ from ppd_bench.analysis.confidence import MIN_REPEATS
 from ppd_bench.analysis.drift import TURN_FIELDS, DriftOptions, DriftReport, check_drift
 from ppd_bench.analysis.metrics import floats, with_latencies
 from ppd_bench.core.errors import SpecError, WrongDomain
+from ppd_bench.core.point import Point
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.policy.table import Cell, DecisionTable
 from ppd_bench.runner.router_log import router_turns
 from ppd_bench.runner.runs import Run, open_run
-from ppd_bench.runner.summaries import SUMMARY_COLUMNS
+from ppd_bench.runner.summaries import SUMMARY_COLUMNS, summaries_of, trusted_points
 from ppd_bench.runner.tables import load_table
 from ppd_bench.store.atomic import make_folder, write_bytes
 from ppd_bench.store.read import read_records
@@ -64,18 +65,17 @@ def check_table(request: CheckRequest) -> CheckResult:
         SpecError: not exactly one source of turns, or a number that cannot be used.
         WrongDomain: the turns are of another layout, model, GPU or table.
     """
-    request.options.check()
-    if (request.records is None) == (request.router_log is None):
-        raise SpecError("command line: give either --records RUN or --router-log FOLDER")
-    if not request.window_s > 0:
-        raise SpecError(f"command line: --window {request.window_s:g}: seconds above 0 are needed")
+    _check(request)
     table = load_table(request.table)
     source = request.records or request.router_log
     assert source is not None
     if request.records is not None:
-        turns = turns_of_run(open_run(request.records), table, request.window_s)
+        run = open_run(request.records)
+        turns = turns_of_run(run, table, request.window_s)
+        what = (f"turns of run {run.manifest.name}, {run.evidence}", *_left_out(run, table))
     else:
         turns = turns_of_log(router_turns(source), table, request.window_s, source)
+        what = (f"turns of the router log {source}",)
     report = check_drift(table, turns, request.options)
     folder = request.out or source / "drift"
     make_folder(folder)
@@ -84,19 +84,37 @@ def check_table(request: CheckRequest) -> CheckResult:
     write_bytes(path, _json(table, report, sweeps).encode())
     for file, text in sweeps.items():
         write_bytes(file, text.encode())
-    return CheckResult(report=report, lines=tuple(_lines(table, report, request.options)), paths=(path, *sweeps))
+    lines = tuple(_lines(table, report, request.options, what))
+    return CheckResult(report=report, lines=lines, paths=(path, *sweeps))
+
+
+def _check(request: CheckRequest) -> None:
+    problems = request.options.problems()
+    if (request.records is None) == (request.router_log is None):
+        problems.append("command line: give either --records RUN or --router-log FOLDER")
+    if not 0 < request.window_s < math.inf:
+        problems.append(f"command line: --window {request.window_s:g}: seconds above 0 are needed")
+    if problems:
+        raise SpecError(problems)
 
 
 # -- turns ---------------------------------------------------------------------------------------------------------------
 
 
 def turns_of_run(run: Run, table: DecisionTable, window_s: float) -> pd.DataFrame:
-    """Follow-up turns of the points of the table's layout, ``analysis.drift.TURN_FIELDS``.
+    """Follow-up turns of the points of the table's layout, ``analysis.drift.TURN_FIELDS``, without points that are no evidence.
 
     Raises:
         WrongDomain: no point is of the table's layout, or they are of another model or GPU.
+        SpecError: no point of the layout measured what it should.
     """
-    points = {p.point_id: p for p in run.points if parse_topology(p.topology).layout.name == table.domain.layout}
+    every = _points_of(run, table)
+    trusted = {point.point_id for point in trusted_points(run, summaries_of(run))}
+    points = {point_id: point for point_id, point in every.items() if point_id in trusted}
+    if every and not points:
+        raise SpecError(
+            f"{run.path}: every point of layout {table.domain.layout} is invalid; see the run's page for why"
+        )
     if not points:
         raise WrongDomain(f"{run.path}: holds no point of layout {table.domain.layout}, which the table is for")
     for point in points.values():
@@ -115,6 +133,16 @@ def turns_of_run(run: Run, table: DecisionTable, window_s: float) -> pd.DataFram
     frame["window"] = pd.factorize(pd.Series(list(zip(place, stretch, strict=True))))[0]
     frame = _in_cells(frame[kept["route"].isin(["local", "pd", "pd_readback"])], table)
     return frame.sort_values(["at", "scheduled_s"], kind="stable")[list(TURN_FIELDS)]
+
+
+def _points_of(run: Run, table: DecisionTable) -> dict[str, Point]:
+    return {p.point_id: p for p in run.points if parse_topology(p.topology).layout.name == table.domain.layout}
+
+
+def _left_out(run: Run, table: DecisionTable) -> list[str]:
+    ours = _points_of(run, table)
+    n_invalid = len(ours.keys() - {point.point_id for point in trusted_points(run, summaries_of(run))})
+    return [f"{n_invalid} of {len(ours):,} points left out, because they are invalid"] if n_invalid else []
 
 
 def _in_cells(turns: pd.DataFrame, table: DecisionTable) -> pd.DataFrame:
@@ -272,12 +300,15 @@ def _sweep(table: DecisionTable, name: str, workloads: Sequence[str], rates: Seq
 # -- words ---------------------------------------------------------------------------------------------------------------
 
 
-def _lines(table: DecisionTable, report: DriftReport, options: DriftOptions) -> Iterable[str]:
+def _lines(table: DecisionTable, report: DriftReport, options: DriftOptions, what: Sequence[str]) -> Iterable[str]:
+    """``what``: which turns these are, then what is to be known of them."""
     n_cells = report.cells["cell"].nunique()
     yield (
-        f"table {table.content_hash} of {table.domain.layout}: {report.n_turns:,} follow-up turns in {n_cells} measured cells; a "
+        f"table {table.content_hash} of {table.domain.layout}, {table.domain.executor}, against {what[0]}: "
+        f"{report.n_turns:,} follow-up turns in {n_cells} of its cells; a "
         f"false alarm on the whole table has a chance of {options.alpha:g} at most, however often it is checked"
     )
+    yield from what[1:]
     for row in report.cells[report.cells["drifted"]].to_dict("records"):
         yield (
             f"drift: {row['cell']}, x={row['x']}: mean {row['metric'].upper()} {1e3 * row['seen_s']:.4g} ms where the table has "
@@ -292,9 +323,9 @@ def _lines(table: DecisionTable, report: DriftReport, options: DriftOptions) -> 
         f"{options.outside_ratio:.0%}"
     )
     if report.unmeasured:
-        yield f"turns in cells that were not measured: {_counts(report.unmeasured)}"
+        yield f"turns in cells that the sweep did not visit: {_counts(report.unmeasured)}"
     if report.unseen:
-        yield f"{len(report.unseen)} measured cells met no traffic"
+        yield f"{len(report.unseen)} of the cells that it visited met no traffic"
 
 
 def _counts(found: dict[str, int]) -> str:

@@ -68,10 +68,12 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """One configuration: what came of its turns, and where the time to their first tokens went."""
+    """One configuration: what came of its turns, and where the time to their first tokens went. ``invalid``: why its figures are
+    no evidence, empty where they are."""
 
     configuration: str
     evidence: str
+    invalid: str
     n_scheduled: int
     n_ok: int
     ttft_p50_s: float
@@ -187,6 +189,7 @@ def _breakdown(point: Point, records: pd.DataFrame, summary: pd.Series[Any]) -> 
     return Breakdown(
         configuration=configuration_name(point),
         evidence=point.executor.evidence,
+        invalid="" if summary["valid"] else str(summary["invalid_reasons"]),
         n_scheduled=int(summary["n_scheduled"]),
         n_ok=int(summary["n_ok"]),
         ttft_p50_s=float(summary["ttft_p50_s"]),
@@ -209,7 +212,7 @@ def breakdown_tables(found: list[Breakdown]) -> list[TextTable]:
     evidence = found[0].evidence
     results = tuple(
         (
-            b.configuration, f"{b.n_ok:,}/{b.n_scheduled:,}", seconds(b.ttft_p50_s), seconds(b.tpot_p90_s), seconds(b.e2e_p50_s),
+            f"{b.configuration} (invalid)" if b.invalid else b.configuration, f"{b.n_ok:,}/{b.n_scheduled:,}", seconds(b.ttft_p50_s), seconds(b.tpot_p90_s), seconds(b.e2e_p50_s),
             unknown if b.prefix_hit_ratio != b.prefix_hit_ratio else f"{100 * b.prefix_hit_ratio:.1f} %",
             f"{b.start_wait_s:,.1f} s, longest {b.longest_start_wait_s:,.1f} s",
         )
@@ -233,6 +236,7 @@ def breakdown_tables(found: list[Breakdown]) -> list[TextTable]:
                 "sent later than due, in all",
             ),
             rows=results,
+            note=" ".join(f"{b.configuration} is invalid: {b.invalid}." for b in found if b.invalid),
         ),
         TextTable(
             caption=f"Where TTFT goes, p50 and share of all TTFT ({evidence})",

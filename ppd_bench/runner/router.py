@@ -9,48 +9,38 @@ import gc
 import os
 import secrets
 import signal
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import uvloop
 
 from ppd_bench import __version__
-from ppd_bench.core.errors import SpecError
-from ppd_bench.core.point import Params, PlacementSpec, PolicySpec
-from ppd_bench.core.topology import Topology, parse_topology
 from ppd_bench.engine.client import Client, Clock
 from ppd_bench.engine.control import control_client
 from ppd_bench.engine.endpoints import Endpoint
-from ppd_bench.engine.handoff import find_connector
 from ppd_bench.engine.readiness import failure_to_generate
-from ppd_bench.policy.deciders import DECIDERS
 from ppd_bench.policy.events import Event, WorkerAvailability
 from ppd_bench.policy.ledger import Ledger
-from ppd_bench.policy.placements import PLACEMENTS
-from ppd_bench.policy.policy import GUARD_PARAM
 from ppd_bench.router.app import App
-from ppd_bench.router.decision_log import TABLE, DecisionLog, LogSettings
-from ppd_bench.router.discovery import EndpointsFile, HeartbeatListener
-from ppd_bench.router.fleet import Fleet, FleetSettings
+from ppd_bench.router.decision_log import TABLE, DecisionLog
+from ppd_bench.router.discovery import EndpointsFile
+from ppd_bench.router.fleet import Fleet
 from ppd_bench.router.http_server import HttpServer
 from ppd_bench.router.identity import Identifier
 from ppd_bench.router.metrics import RouterMetrics
-from ppd_bench.router.prompt_size import PromptSizer, load_tokenizer
-from ppd_bench.router.settings import RouterSettings
+from ppd_bench.router.prompt_size import PromptSizer
 from ppd_bench.router.state import LogEntry, RouterState
 from ppd_bench.router.status import reading_of
-from ppd_bench.router.tables import PolicyBox
-from ppd_bench.router.token_model import CountTokens
 from ppd_bench.router.turn_record import Origin
+from ppd_bench.runner.router_options import Prepared, RouterOptions, prepare_router
+
+__all__ = ["Prepared", "RouterOptions", "Running", "prepare_router", "route", "running_router"]
 
 WATCH_S = 1.0
 """How often a table's file is looked at."""
-DECISION_SEED = 0
-"""Of hashed choices: the same in every process, so that a restart, or a second router, places conversations alike (B21)."""
 
 GC_THRESHOLDS = (20_000, 20, 100)
 """Turns leave next to no cycles behind: the collector may look for them thirty times less often than it would by default."""
@@ -58,60 +48,9 @@ GC_THRESHOLDS = (20_000, 20, 100)
 KEY_VARIABLE = "PPD_BENCH_ENGINE_KEY"
 """The environment variable with a key for the router's own generations: it is in no list of processes and in no log."""
 WANTS_KEY = ("HTTP 401", "HTTP 403")
-MAX_PORT = 65535
 
 Tell = Callable[[str], None]
 OnEvent = Callable[[Event], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterOptions:
-    """What the command line says. ``decider`` null: ``table`` where there is a table, else ``node``.
-
-    ``table`` is a file, looked at again while the router runs. ``model`` and ``gpu``: what the table must be made for; null takes
-    what the first one says. ``certificate``/``key``: PEM files, which turn TLS on.
-    """
-
-    topology: str
-    endpoints: Path | None = None
-    discovery: str | None = None
-    discovery_token: str = ""
-    fleet: FleetSettings = field(default_factory=FleetSettings)
-    table: Path | None = None
-    w_ttft: float | None = None
-    w_tpot: float | None = None
-    max_unknown_ratio: float | None = None
-    model: str | None = None
-    gpu: str | None = None
-    decider: str | None = None
-    x: float | None = None
-    max_uncached_tokens: int | None = None
-    placement: str = PlacementSpec().decode
-    prefill_placement: str = PlacementSpec().prefill
-    sticky: bool = True
-    alpha: float | None = None
-    max_kv_usage_ratio: float | None = None
-    connector: str = "NixlConnector"
-    lease_s: float = 30.0
-    tokenizer: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    certificate: Path | None = None
-    key: Path | None = None
-    log: LogSettings | None = None
-    settings: RouterSettings = field(default_factory=RouterSettings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A router that could be started: everything that can be checked without engines has been."""
-
-    options: RouterOptions
-    topology: Topology
-    policies: PolicyBox
-    listener: HeartbeatListener | None
-    count_tokens: CountTokens | None
-    tls: ssl.SSLContext | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,149 +62,6 @@ class Running:
     port: int
     reload: Callable[[], Coroutine[None, None, None]]
     watches: Sequence[asyncio.Task[None]]
-
-
-def prepare_router(options: RouterOptions) -> Prepared:
-    """Check what can be checked before anything listens (B33).
-
-    Raises:
-        SpecError: arguments or files that cannot be used.
-        TableError: a table that cannot be read, was made for something else, or knows too little.
-        LaunchError: no hand-off is known for the connector.
-    """
-    topology = parse_topology(options.topology)
-    if topology.n_prefill:
-        find_connector(options.connector)
-    _check_company(options)
-    listener = _listener(options)
-    policy, placement = _policy_spec(options), _placement_spec(options)
-    load = None
-    if options.table is not None:
-        from ppd_bench.runner.tables import (
-            table_text,
-        )  # here, for it brings pandas, and a router may do without a table
-
-        load = functools.partial(table_text, options.table, w_ttft=options.w_ttft, w_tpot=options.w_tpot)
-    policies = PolicyBox(
-        topology,
-        policy,
-        placement,
-        seed=DECISION_SEED,
-        load=load,
-        model=options.model,
-        gpu=options.gpu,
-        max_unknown_ratio=options.max_unknown_ratio,
-    )
-    count_tokens = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    return Prepared(
-        options=options,
-        topology=topology,
-        policies=policies,
-        listener=listener,
-        count_tokens=count_tokens,
-        tls=_tls(options),
-    )
-
-
-def _check_company(options: RouterOptions) -> None:
-    """Refuse options that would silently do nothing without another one."""
-    is_scored = "cache_aware" in (options.placement, options.prefill_placement)
-    table = "--table FILE, whose cells and domain it judges"
-    rules = (
-        (
-            options.settings.shed and options.max_kv_usage_ratio is None,
-            "--shed",
-            "--max-kv-usage RATIO, above which it sheds",
-        ),
-        (options.alpha is not None and not is_scored, "--alpha", "--placement cache_aware, whose score it weighs"),
-        (bool(options.discovery_token) and options.discovery is None, "--discovery-token", "--discovery HOST:PORT"),
-        (options.model is not None and options.table is None, "--model", table),
-        (options.gpu is not None and options.table is None, "--gpu", table),
-        (options.max_unknown_ratio is not None and options.table is None, "--max-unknown", table),
-    )
-    problems = [f"command line: {option} needs {needed}" for is_alone, option, needed in rules if is_alone]
-    if problems:
-        raise SpecError(problems)
-
-
-def _listener(options: RouterOptions) -> HeartbeatListener | None:
-    if options.discovery is None:
-        if options.endpoints is None:
-            raise SpecError(
-                "command line: where are the engines? give --endpoints FILE, or --discovery HOST:PORT, or both"
-            )
-        return None
-    host, _, port = options.discovery.rpartition(":")
-    if not host or not port.isdigit() or int(port) > MAX_PORT:
-        raise SpecError(
-            f"command line: --discovery must be HOST:PORT, got {options.discovery!r}; such as 127.0.0.1:30001"
-        )
-    return HeartbeatListener(host=host.strip("[]"), port=int(port), token=options.discovery_token)
-
-
-def _policy_spec(options: RouterOptions) -> PolicySpec:
-    given = {"table": options.table, "fraction": options.x, "threshold": options.max_uncached_tokens}
-    implied = [name for name, value in given.items() if value is not None]
-    decider = options.decider or (implied[0] if implied else PolicySpec().decider)
-    problems = [
-        f"command line: {_OPTIONS[name]} is of no use to --policy {decider}; leave one of them out"
-        for name in implied
-        if name != decider
-    ]
-    if decider not in DECIDERS:
-        problems = [f"command line: --policy {decider!r} is not known; allowed: {', '.join(DECIDERS)}"]
-    if decider == "table" and options.table is None:
-        problems.append("command line: --policy table needs --table FILE; 'ppd-bench build-table' writes one")
-    if decider == "fraction" and options.x is None:
-        problems.append("command line: --policy fraction needs --x SHARE, 0 to 1")
-    if options.table is None and (options.w_ttft is not None or options.w_tpot is not None):
-        problems.append("command line: --w-ttft and --w-tpot weigh a table; give --table FILE with them")
-    if problems:
-        raise SpecError(problems)
-    params = {"x": options.x, "max_uncached_tokens": options.max_uncached_tokens}
-    return PolicySpec(decider=decider, params=_params(params))
-
-
-_OPTIONS = {"table": "--table", "fraction": "--x", "threshold": "--max-uncached-tokens"}
-
-
-def _placement_spec(options: RouterOptions) -> PlacementSpec:
-    problems = [
-        f"command line: {option} {name!r} is not known; allowed: {', '.join(PLACEMENTS)}"
-        for option, name in (("--placement", options.placement), ("--prefill-placement", options.prefill_placement))
-        if name not in PLACEMENTS
-    ]
-    if problems:
-        raise SpecError(problems)
-    return PlacementSpec(
-        prefill=options.prefill_placement,
-        decode=options.placement,
-        replica=options.placement,
-        sticky=options.sticky,
-        params=_params({"alpha": options.alpha, GUARD_PARAM: options.max_kv_usage_ratio}),
-    )
-
-
-def _params(values: dict[str, float | None]) -> Params:
-    return tuple(sorted((name, value) for name, value in values.items() if value is not None))
-
-
-def _tls(options: RouterOptions) -> ssl.SSLContext | None:
-    if options.certificate is None:
-        if options.key is not None:
-            raise SpecError("command line: --tls-key needs --tls-cert FILE")
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(options.certificate, options.key)
-    except (OSError, ssl.SSLError) as error:
-        raise SpecError(
-            f"command line: --tls-cert {options.certificate} and its key cannot be used ({error}); give PEM files"
-        ) from error
-    return context
-
-
-# -- running -----------------------------------------------------------------------------------------------------------
 
 
 def route(options: RouterOptions, *, tell: Tell) -> None:
@@ -324,9 +120,10 @@ async def running_router(
             state.log.open()
             stack.callback(state.log.close)
         reload = functools.partial(_reload, state, tell)
-        watches = [asyncio.create_task(state.fleet.run())]
-        if options.endpoints is not None:
-            watches.append(asyncio.create_task(_tell_of_endpoints(state.fleet, tell)))
+        watches = [
+            asyncio.create_task(state.fleet.run()),
+            asyncio.create_task(_watch_engines(state, control, tell)),
+        ]
         if options.table is not None:
             watches.append(asyncio.create_task(_watch(options.table, reload)))
         _announce(prepared, port, tell)
@@ -454,15 +251,45 @@ def _on_event(state: RouterState, tell: Tell, event: Event) -> None:
             tell(f"warning: {where} gets no turns" + (f": {problem}" if problem else ""))
 
 
-async def _tell_of_endpoints(fleet: Fleet, tell: Tell) -> None:
-    told: str | None = None
+async def _watch_engines(state: RouterState, control: httpx.AsyncClient, tell: Tell) -> None:
+    """Tell of an endpoints file that cannot be used, and once per table of engines that seem to serve another model than its."""
+    told, compared = None, ""
     while True:
         await asyncio.sleep(WATCH_S)
-        problem = fleet.file_problem
+        problem = state.fleet.file_problem
         if problem != told:
             told = problem
-            tell("the endpoints file can be used again" if problem is None else
-                 f"warning: the new endpoints file was refused, the engines before it stay: {problem}")  # fmt: skip
+            tell(
+                "the endpoints file can be used again"
+                if problem is None
+                else f"warning: the new endpoints file was refused, the engines before it stay: {problem}"
+            )
+        model = state.policies.now.info.get("model", "")
+        if model != compared and (served := await _served_models(state, control)):
+            compared = model
+            if not any(_letters(model) in _letters(name) for name in served):
+                tell(
+                    f"warning: the table was made for {model} and the engines serve {', '.join(served)}: of another model "
+                    "its decisions say nothing"
+                )
+
+
+async def _served_models(state: RouterState, control: httpx.AsyncClient) -> list[str]:
+    """What the first engine that is there calls its models; empty when it does not say."""
+    endpoints = state.fleet.engines().endpoints
+    there = [endpoint for worker, endpoint in enumerate(endpoints) if state.fleet.available(worker)]
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        answer = await control.get(f"{there[0].url}/v1/models", headers=headers)
+        return [str(model["id"]) for model in answer.json()["data"]]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return []
+
+
+def _letters(name: str) -> str:
+    """A model's name without what people write differently."""
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
 def _version_of(path: Path) -> tuple[int, int, int] | None:

@@ -47,12 +47,12 @@ def write_summaries(run: Run) -> Path:
     write_frame(run.path / layout.SUMMARIES, summaries, SUMMARY_UNITS, "summaries", executor=run.executor)
     steady = steady_state(records, run.points, slo=run.spec.slo)
     write_frame(run.path / layout.STEADY_STATE, steady, STEADY_UNITS, "steady_state", executor=run.executor)
-    deltas = deltas_of(records, _trusted(run, summaries))
+    deltas = deltas_of(records, trusted_points(run, summaries))
     write_frame(run.path / layout.DELTAS, deltas, DELTA_UNITS, "deltas", executor=run.executor)
     return run.path / layout.SUMMARIES
 
 
-def _trusted(run: Run, summaries: pd.DataFrame) -> list[Point]:
+def trusted_points(run: Run, summaries: pd.DataFrame) -> list[Point]:
     """The points that may decide: a point that is invalid for any reason but that its turns failed is no evidence at all."""
     doubted = summaries.loc[~summaries["valid"] & ~summaries["invalid_reasons"].isin(FAILED), "point_id"]
     doubted_ids = set(doubted)

@@ -59,9 +59,19 @@ from ppd_bench.workload.spec import NAME_ALLOWED, NAME_PATTERN
 RESULTS = Path("results")
 """Where run folders go unless told otherwise, relative to the current folder."""
 
+REFINED = (
+    "this run was refined: the confidence of its rounds also counts how other cells under like strain vary, and the certainty in "
+    "a table rests on a cell's own repeats alone; so cells that were settled early stand there without an interval. Where "
+    "every cell needs one, sweep without --refine and with --repeats 5 or more"
+)
+"""Why a refined run's rounds call cells decided that its tables say have no interval."""
+
 DEFAULT_SWEEPS = {Executor.SIM: "paper", Executor.LIVE: "vllm-nixl"}
 
-NO_TABLE = "no decision table: the sweep has no layout with both an all-D and an all-pD configuration and workloads of two turns or more"
+NO_TABLE = (
+    "no decision table: the sweep has no layout with both an all-D and an all-pD configuration "
+    "and workloads of two turns or more"
+)
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "fraction": ("x",),
@@ -240,6 +250,8 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
         if pair_arms([point for point in prepared.points if point.workload.followup]):
             tables = write_tables(run, prepared.request.tables)
             warnings += [*weak_tables(tables), *long_workloads(run)]
+            if prepared.request.refine is not None:
+                warnings.append(REFINED)
             artefacts += tables
         else:
             warnings.append(NO_TABLE)

@@ -30,9 +30,10 @@ def convert_trace(trace: Trace, out: Path) -> Converted:
     """Write a trace to ``out``, whose ending says which form; lossless for every field of a row.
 
     Raises:
-        SpecError: another ending, or what the reader raises; ``out`` is as before.
+        SpecError: another ending, the trace itself, or what the reader raises; ``out`` is as before.
         StoreError: it cannot be written.
     """
+    refuse_source(out, trace)
     n_rows = write_trace(out, trace.format, trace.rows(), trace.standing_notes)
     return Converted(path=out, n_rows=n_rows, counts=trace.counts, notes=tuple(trace.notes))
 
@@ -45,8 +46,20 @@ def anonymise_trace(trace: Trace, out: Path, salt: bytes) -> Converted:
         SpecError: a salt of less than 16 or more than 64 bytes, and as ``convert_trace``.
         StoreError: it cannot be written.
     """
+    refuse_source(out, trace)
     n_rows = write_trace(out, trace.format, anonymous_rows(trace.rows(), salt))
     return Converted(path=out, n_rows=n_rows, counts=trace.counts, notes=tuple(trace.notes))
+
+
+def refuse_source(out: Path, trace: Trace) -> None:
+    """Recorded traffic is never written over, neither the file that is read nor one of the folder that is.
+
+    Raises:
+        SpecError: ``out`` is what is read.
+    """
+    source, target = Path(trace.source).resolve(), out.resolve()
+    if target == source or (source.is_dir() and source in target.parents and target.exists()):
+        raise SpecError(f"{out}: is the trace itself, which would be lost; write to another file")
 
 
 def write_trace(out: Path, declared: TraceFormat, rows: Iterable[TraceRow], notes: Sequence[str] = ()) -> int:

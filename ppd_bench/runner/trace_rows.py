@@ -11,8 +11,10 @@ from ppd_bench.core.trace import TraceRow
 from ppd_bench.workload.traces import Trace
 
 
-def load_blocks(trace: Trace, sessions: str) -> TraceBlocks:
+def load_blocks(trace: Trace, sessions: str, *, needs_ids: bool = True) -> TraceBlocks:
     """Read a trace into memory for reuse figures and samples. ``sessions``: ``chain`` derives them where there are none.
+
+    ``needs_ids``: a trace without block ids is refused; else its blocks are empty, and no session is derived.
 
     Raises:
         SpecError: an unknown rule, a trace without block ids, or what the reader raises.
@@ -21,11 +23,14 @@ def load_blocks(trace: Trace, sessions: str) -> TraceBlocks:
         raise SpecError(f"command line: --sessions {sessions!r} is not known; allowed: {', '.join(RULES)}")
     block_tokens = trace.format.block_tokens
     if block_tokens is None:
+        if not needs_ids:
+            return number_blocks(trace.rows(), block_tokens=1, needs_ids=False)
         raise SpecError(
-            f"{trace.source}: the format {trace.format.name} has no block ids, so nothing can be said about prefix reuse"
+            f"{trace.source}: the format {trace.format.name} has no block ids, so nothing can be said about prefix reuse; "
+            "'ppd-bench trace describe' tells its lengths and arrivals"
         )
     rows = with_sessions(trace.rows(), block_tokens) if sessions == "chain" else trace.rows()
-    return number_blocks(rows, block_tokens=block_tokens)
+    return number_blocks(rows, block_tokens=block_tokens, needs_ids=needs_ids)
 
 
 def with_sessions(rows: Iterator[TraceRow], block_tokens: int) -> Iterator[TraceRow]:

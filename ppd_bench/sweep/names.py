@@ -55,8 +55,15 @@ def resolve_list(
             if first != index:
                 wrong = [f"{reprlib.repr(entry)} is already listed as {key}[{first}]; allowed: each once"]
         found.append(item)
-        problems += [_located(problem, origin, (key, index), allowed) for problem in wrong]
+        tell = _dataset_problem if isinstance(entry, Mapping) else _located
+        problems += [tell(problem, origin, (key, index), allowed) for problem in wrong]
     return found, problems
+
+
+def _dataset_problem(problem: str, origin: Origin, loc: Loc, allowed: str) -> str:
+    """Recorded traffic says itself what is wrong with it and what to do; on the command line it has an argument of its own."""
+    where = "command line" if loc[:1] in origin.overridden else origin.place(loc)
+    return f"{where}: {problem}"
 
 
 def topology_of(entry: object) -> Topology:

@@ -108,6 +108,23 @@ def test_the_longest_wait_of_a_short_prompt_names_the_long_one_that_was_there() 
     assert longest_short_wait(frame, 10) is None
 
 
+def test_a_wait_whose_end_is_not_known_is_no_wait_of_zero() -> None:
+    frame = pd.DataFrame([turn("replica"), turn("through", route="pd", prefill_done_s=0.5, decode_start_s=0.7)])
+    assert longest_short_wait(frame, 100) is None
+    told = longest_short_wait(pd.DataFrame([turn("at once", decode_start_s=0.0)]), 100)
+    assert told is not None
+    assert (told.wait_s, told.behind_tokens) == (0.0, 10)
+
+
+def test_engines_that_do_not_tell_how_long_their_steps_took_are_not_called_idle() -> None:
+    gauges = pd.DataFrame(
+        {"worker_id": ["R0"] * 2, "time_s": [1.0, 2.0], "kv_cache_usage_ratio": [0.1, 0.3], "busy_s": math.nan}
+    )
+    everyone, _ = role_loads(gauges, {"R0": "R"})
+    assert math.isnan(everyone.busy_ratio)
+    assert everyone.kv_mean_ratio == pytest.approx(0.2)
+
+
 def test_start_waits_are_of_sent_turns() -> None:
     frame = pd.DataFrame([turn(scheduled_s=1.0, sent_s=4.0), turn(scheduled_s=None, sent_s=None)])
     assert start_waits_s(frame).tolist() == [3.0]

@@ -124,7 +124,7 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "_PPD_BENCH_COMPLETE": "complete_bash",
-        "COMP_WORDS": "ppd-bench re",
+        "COMP_WORDS": "ppd-bench rep",
         "COMP_CWORD": "1",
     }
     program = [
@@ -133,7 +133,7 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
         "import sys; sys.argv[0] = 'ppd-bench'\nfrom ppd_bench.cli.main import main; main()",
     ]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.stdout.split() == ["report", "reproduce"]
+    assert sorted(done.stdout.split()) == ["replay", "report", "reproduce"]
 
 
 def test_plan_topologies_and_workloads_print_the_papers_counts(tmp_path: Path) -> None:

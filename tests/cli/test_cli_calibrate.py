@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ from typer.testing import CliRunner
 
 from ppd_bench.cli.calibrate import register
 from ppd_bench.core.errors import SpecError
+from ppd_bench.runner.runs import open_run
+from ppd_bench.runner.summaries import write_summaries
 from ppd_bench.runner.sweep import SweepRequest, prepare, run_sweep
+from ppd_bench.store import layout
+from ppd_bench.store.journal import append_entry
 
 SWEEP = """
 name: small
@@ -64,8 +69,20 @@ def test_calibrate_prints_parameters_errors_and_where_the_profile_is(
     assert [line for line in lines if line.startswith("Errors")] == [
         line for line in lines if line.startswith(("Errors, built-in profile", "Errors, fitted points"))
     ]
+    assert "the run is simulated: the profile says how the simulator sees itself" in " ".join(done.output.split())
     assert f"wrote {tmp_path}/profile.json" in done.output.replace("\n", "")
     assert '"name": "mine"' in (tmp_path / "profile.json").read_text()
+
+
+def test_the_profile_goes_where_a_sweep_file_will_look_for_it(app: typer.Typer, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    done = CliRunner().invoke(app, ["calibrate", str(run), "--out", str(out), "--max-steps", "1"])
+    assert done.exit_code == 0, done.output
+    assert out.is_file()
+    assert (run / "calibration/errors.csv").exists()
+    file = tmp_path / "again.yaml"
+    file.write_text(SWEEP.replace("simulator: {visit_overhead: 40ms}", f"simulator: {{profile: {out}}}"))
+    assert prepare(SweepRequest(source=str(file), out=tmp_path / "again")).points
 
 
 def test_compare_prints_a_table_for_every_slice(app: typer.Typer, run: Path, tmp_path: Path) -> None:
@@ -76,6 +93,30 @@ def test_compare_prints_a_table_for_every_slice(app: typer.Typer, run: Path, tmp
     assert done.output.count("throughput") == 3
     assert "+0.0%" in done.output
     assert (tmp_path / "errors.csv").exists()
+
+
+def test_two_runs_of_one_name_are_told_apart_by_their_folders(app: typer.Typer, run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "again"
+    shutil.copytree(run, other)
+    done = CliRunner().invoke(app, ["compare", str(run), str(other), "--out", str(tmp_path / "out")])
+    told = "".join(done.output.split())
+    assert f"reference:runsmall-sim({run}),simulated;againstit:runsmall-sim({other}),simulated;2pointsinboth" in told
+
+
+def test_points_that_are_invalid_in_one_run_are_not_compared_and_are_said(
+    app: typer.Typer, run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "doubted"
+    shutil.copytree(run, other)
+    opened = open_run(other)
+    append_entry(
+        other / layout.CHECKS, {"point_id": opened.points[0].point_id, "problems": ["an engine died"], "lateness": {}}
+    )
+    write_summaries(opened)
+    done = CliRunner().invoke(app, ["compare", str(run), str(other), "--out", str(tmp_path / "out")])
+    told = " ".join(done.output.split())
+    assert "simulated; 1 point in both" in told
+    assert "left out, because invalid in one of the runs: 1 common point" in told
 
 
 def test_a_mistake_reaches_the_user_as_an_error_of_its_kind(app: typer.Typer, run: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_a_refined_sweep_tells_its_rounds_and_leaves_a_curve(
     assert "at most 24 points" in told
     assert "round 0: 0 of 4 cells decided" in told
     assert "stopped:" in told
+    assert "warning: this run was refined" in told
     assert (tmp_path / "run/plots/refine.png").exists()
     assert "Certainty against GPU-seconds" in (tmp_path / "run/report.html").read_text()
 
@@ -72,7 +73,12 @@ def test_capacity_prints_a_row_per_configuration_and_check_reads_the_run(
     told = capsys.readouterr().out
     assert "simulated: highest QPS with p99 TTFT 200 ms" in told
     assert "1P_3pD" in told
-    assert (tmp_path / "cap/capacity.csv").exists()
+    assert "1 repeat of 2 s of arrivals" in told
+    for name in ("capacity.csv", "loads.csv"):
+        head, *rows = (tmp_path / "cap" / name).read_text().splitlines()
+        assert head.endswith(",evidence")
+        assert rows
+        assert all(row.endswith(",simulated") for row in rows)
     assert ppd_bench("build-table", "cap") == 0
     assert ppd_bench("table", "check", "cap/tables/1P_3D.json", "--records", "cap") == 0
     told = capsys.readouterr().out

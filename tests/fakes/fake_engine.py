@@ -37,6 +37,7 @@ class Counts:
     n_refused: int = 0
     n_expired: int = 0
     n_resets: int = 0
+    n_listed: int = 0
     bytes_pulled: int = 0
     sources: Counter[str] = field(default_factory=Counter)
 
@@ -269,10 +270,15 @@ def _reset(engine: FakeEngine, body: bytes) -> tuple[int, bytes]:
     return 200, b'{"success":true}'
 
 
+def _models(engine: FakeEngine) -> tuple[int, bytes]:
+    engine.counts.n_listed += 1
+    return 200, b'{"object":"list","data":[{"id":"fake","object":"model"}]}'
+
+
 _PAGES: dict[str, Callable[[FakeEngine, bytes], tuple[Any, ...]]] = {
     "/health": lambda engine, body: (200, b""),
     "/version": lambda engine, body: (200, b'{"version":"0.32.0+fake"}'),
-    "/v1/models": lambda engine, body: (200, b'{"object":"list","data":[{"id":"fake","object":"model"}]}'),
+    "/v1/models": lambda engine, body: _models(engine),
     "/metrics": lambda engine, body: (200, engine.metrics().encode(), "", "text/plain"),
     "/reset_prefix_cache": _reset,
     "/fake/pull": _pull,

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from fake_text import prompts_of
-from router_cases import PROMPT, Rig, on, routing, run, until, user
+from router_cases import PROMPT, Rig, on, routing, run, text_of, until, user
 
 LOCAL = {"decider": "always_local"}
 
@@ -151,6 +151,23 @@ def test_b23_a_failed_turn_counts_for_nothing_and_its_retry_is_the_same_turn() -
         d.behaviour.status = None
         assert (await rig.complete(follow_up, session="s")).status_code == 200
         assert [(await rig.row(n))["turn"] for n in (1, 2, 3)] == [1, 2, 2]
+
+    on("1P_1D", check, **LOCAL)
+
+
+def test_b23_a_turn_that_failed_may_be_asked_differently_and_is_still_of_its_conversation() -> None:
+    async def check(rig: Rig) -> None:
+        d = rig.engines[1]
+        said = text_of(await rig.chat([user("hello there")], stream=True))
+        history = [user("hello there"), {"role": "assistant", "content": said}]
+        d.behaviour.status = 400
+        assert (await rig.chat([*history, user("thsi")])).status_code == 400
+        d.behaviour.status = None
+        assert (await rig.chat([*history, user("this")])).status_code == 200
+        rows = [await rig.row(n) for n in (1, 2, 3)]
+        assert [row["turn"] for row in rows] == [1, 2, 2]
+        assert len({row["session_id"] for row in rows}) == 1
+        assert rows[2]["route"] == "local"
 
     on("1P_1D", check, **LOCAL)
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 from time import perf_counter
+from typing import Any
 
 import httpx
 import orjson
@@ -150,7 +150,9 @@ def test_an_announcer_of_an_engine_that_does_not_answer_sends_nothing_and_says_s
     run(main(), within_s=40.0)
 
 
-@pytest.mark.parametrize("arguments", [["here"], ["127.0.0.1:1", "--role", "X"], ["127.0.0.1:1", "--url", "https://a:1"]])
+@pytest.mark.parametrize(
+    "arguments", [["here"], ["127.0.0.1:1", "--role", "X"], ["127.0.0.1:1", "--url", "https://a:1"]]
+)
 def test_an_announcement_that_cannot_be_made_is_refused_in_words(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +178,23 @@ def test_an_operator_is_told_which_engines_get_no_turns_and_which_files_were_ref
         await until(lambda: rig.told[-1] == "the endpoints file can be used again")
 
     on("1P_2D", check, within_s=60.0)
+
+
+@pytest.mark.parametrize(("model", "warns"), [("fake-model", True), ("FAKE", False)])
+def test_a_table_for_a_model_that_the_engines_do_not_serve_is_told_of(model: str, warns: bool, tmp_path: Path) -> None:
+    from router_tables import a_table
+
+    table = tmp_path / "table.json"
+    table.write_text(a_table("local", layout="1P_1D", baseline="1P_1D", candidate="1P_1pD", model=model))
+
+    async def check(rig: Rig) -> None:
+        asked = sum(engine.counts.n_listed for engine in rig.engines)
+        await until(lambda: sum(engine.counts.n_listed for engine in rig.engines) > 0, within_s=15.0)
+        assert asked <= 1
+        await asyncio.sleep(0.2)
+        assert any("made for fake-model and the engines serve fake" in line for line in rig.told) is warns
+
+    on("1P_1D", check, table=table, within_s=40.0)
 
 
 def test_b40_the_first_piece_goes_on_at_once_and_in_order() -> None:
@@ -390,6 +409,18 @@ def test_b33_a_start_that_cannot_work_ends_with_a_message_and_its_exit_code(
     error = capsys.readouterr().err
     assert words in error
     assert error.startswith("error: ")
+
+
+def test_it_binds_loopback_unless_told_otherwise(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with program(tmp_path) as (_, url, _):
+            assert url.startswith("http://127.0.0.1:")
+            async with httpx.AsyncClient(timeout=20.0, trust_env=False) as http:
+                assert (await http.get(f"{url}/health")).status_code == 200
+                with pytest.raises(httpx.ConnectError):
+                    await http.get(url.replace("127.0.0.1", "127.0.0.2") + "/health")
+
+    run(main(), within_s=40.0)
 
 
 def test_sighup_looks_for_a_new_table(tmp_path: Path) -> None:

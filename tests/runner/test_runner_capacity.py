@@ -16,6 +16,8 @@ from ppd_bench.core.errors import SpecError
 from ppd_bench.runner.capacity import CapacityRequest, capacity
 from ppd_bench.runner.runs import open_run
 from ppd_bench.runner.sweep import SweepRequest
+from ppd_bench.store import layout
+from ppd_bench.store.journal import append_entry
 
 SWEEP = """
 name: capable
@@ -104,6 +106,20 @@ def test_a_stopped_search_goes_on_to_the_same_result_and_keeps_its_loads(capable
     again = capacity(request(capable, tmp_path / "cut"), quiet)
     pd.testing.assert_frame_equal(again.table, whole.table)
     assert (tmp_path / "cut/records.parquet").read_bytes() == (tmp_path / "whole/records.parquet").read_bytes()
+
+
+def test_points_that_did_not_measure_what_they_should_are_named(capable, tmp_path, quiet) -> None:
+    asked = request(capable, tmp_path / "run")
+    assert "invalid" not in capacity(asked, quiet).notice
+    point = open_run(tmp_path / "run").points[0]
+    append_entry(
+        tmp_path / "run" / layout.CHECKS,
+        {"point_id": point.point_id, "problems": ["an engine died"], "lateness": {}},
+    )
+    assert (
+        f"warning: 1 point invalid, and the loads may be misjudged by them: {point.topology}"
+        in capacity(asked, quiet).notice
+    )
 
 
 def test_unequal_numbers_of_gpus_and_missing_objectives_are_refused(capable, tmp_path, quiet) -> None:

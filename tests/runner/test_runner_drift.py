@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ppd_bench.analysis.drift import DriftOptions, check_drift
@@ -13,7 +14,10 @@ from ppd_bench.core.errors import SpecError, TableError, WrongDomain
 from ppd_bench.policy.table import DecisionTable
 from ppd_bench.runner.drift import CheckRequest, CheckResult, check_table, products, turns_of_run
 from ppd_bench.runner.runs import open_run
+from ppd_bench.runner.summaries import write_summaries
 from ppd_bench.runner.sweep import SweepRequest, prepare, run_sweep
+from ppd_bench.store import layout
+from ppd_bench.store.journal import append_entry
 
 LAYOUT = "1P_3D"
 SWEEP = """
@@ -126,6 +130,45 @@ def test_false_alarms_stay_below_the_stated_rate_and_drifts_are_found(base: Path
     assert share_of_alarms(table, run(base, "long-rate", longer, seed=33, repeats=12), 10) >= 0.9
 
 
+def test_every_finding_says_which_turns_it_is_about_and_what_they_are(base: Path) -> None:
+    done = check(base, base / "base")
+    assert f"of {LAYOUT}, simulated, against turns of run drifting-sim, simulated: " in done.lines[0]
+
+
+def test_points_that_are_invalid_are_no_evidence_of_drift_and_are_said(base: Path) -> None:
+    source = run(base, "half", str(base / "chat.yaml"), seed=9, repeats=2)
+    opened = open_run(source)
+    whole = check(base, source).report.n_turns
+    broken = [point.point_id for point in opened.points if point.repeat == 0]
+
+    def doubt(point_ids: list[str]) -> None:
+        for point_id in point_ids:
+            append_entry(source / layout.CHECKS, {"point_id": point_id, "problems": ["an engine died"], "lateness": {}})
+        write_summaries(opened)
+
+    doubt(broken)
+    done = check(base, source)
+    assert 0 < done.report.n_turns < whole
+    assert any("2 of 4 points left out" in line for line in done.lines)
+    doubt([point.point_id for point in opened.points])
+    with pytest.raises(SpecError, match="every point of layout"):
+        check(base, source)
+
+
+def test_the_false_alarm_rate_is_of_the_whole_table_and_of_conversations_not_turns(base: Path) -> None:
+    table = DecisionTable.from_json((base / f"base/tables/{LAYOUT}.json").read_text())
+    turns = turns_of_run(open_run(base / "base"), table, 30.0)
+    n_visited = sum(cell.visited for cell in table.cells)
+    # Two latencies, two arms per cell, and the share outside.
+    for alpha in (0.05, 0.01):
+        assert check_drift(table, turns, DriftOptions(alpha=alpha)).threshold == pytest.approx(
+            (2 * 2 * n_visited + 1) / alpha
+        )
+    talkative = pd.concat([turns.iloc[:60], turns.iloc[[60] * 60].assign(covered=False)])
+    outside = check_drift(table, talkative, DriftOptions()).outside
+    assert (outside.n, outside.n_outside, outside.drifted) == (61, 1, False)
+
+
 def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, tmp_path: Path) -> None:
     path = base / f"base/tables/{LAYOUT}.json"
     table = DecisionTable.from_json(path.read_text())
@@ -147,6 +190,10 @@ def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, 
     assert set(done.report.cells.query("drifted")["metric"]) == {"tpot"}
     assert not done.report.outside.drifted
     assert any("mean TPOT" in line for line in done.lines)
+    # Turns that another table decided say nothing of this one.
+    others = [{**line, "table_hash": "0" * 16} for line in lines[1:]]
+    (tmp_path / "decisions-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, *others]))
+    assert check_table(CheckRequest(table=path, router_log=tmp_path)).report.n_turns == done.report.n_turns == 120
     other = base / "base/tables/none.json"
     with pytest.raises(TableError, match="cannot be read"):
         check_table(CheckRequest(table=other, router_log=tmp_path))
@@ -167,8 +214,9 @@ def test_wanted_cells_become_few_full_products_and_nothing_more() -> None:
 
 def test_what_cannot_be_checked_is_refused(base: Path) -> None:
     table = base / f"base/tables/{LAYOUT}.json"
-    with pytest.raises(SpecError, match="either --records"):
-        check_table(CheckRequest(table=table))
+    with pytest.raises(SpecError) as error:
+        check_table(CheckRequest(table=table, window_s=0.0, options=DriftOptions(alpha=0.0)))
+    assert [problem.split()[2] for problem in error.value.problems] == ["--alpha", "give", "--window"]
     other = base / "other.yaml"
     other.write_text(
         (base / "base.yaml").read_text().replace("[1P_3D, 1P_3pD]", "[2P_2D]").replace("repeats: 8", "repeats: 1")

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import time
 from array import array
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pandas as pd
 import pytest
 from live_cases import Fakes
@@ -75,6 +85,27 @@ def test_recorded_arrivals_that_are_not_there_are_refused_before_a_folder_is_mad
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_wrong_with_a_trace_is_told_of_the_trace(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        prepare_replay(ReplayRequest(trace=tmp_path / "nothere.jsonl"))
+    (problem,) = caught.value.problems
+    assert problem == f"command line: {tmp_path}/nothere.jsonl: cannot be read (No such file or directory)"
+
+
+def test_an_invalid_point_is_called_so_where_its_figures_stand(trace: Path, tmp_path: Path, quiet) -> None:
+    request = ReplayRequest(
+        trace=trace, out=tmp_path / "run", max_inflight_sessions=3, time_scale=2000.0, with_report=False, n_processes=1,
+        overrides={"topologies": ["2R"]},
+    )  # fmt: skip
+    _, found = run_replay(prepare_replay(request), quiet)
+    (good, _), (bad, _) = (
+        breakdown_tables(found),
+        breakdown_tables([dataclasses.replace(found[0], invalid="an engine died")]),
+    )
+    assert (good.rows[0][0], good.note) == ("2R", "")
+    assert (bad.rows[0][0], bad.note) == ("2R (invalid)", "2R is invalid: an engine died.")
+
+
 def test_a_router_alone_is_refused(trace: Path) -> None:
     with pytest.raises(SpecError, match="--via needs --endpoints"):
         prepare_replay(ReplayRequest(trace=trace, live=LiveOptions(via="http://127.0.0.1:9")))
@@ -115,6 +146,65 @@ def test_a_replay_on_running_engines_is_measured_and_shares_what_the_trace_share
     assert sorted(records["cached_tokens"]) == [0, 128, 128, 128, 128, 128]
     assert len(set(records["decode_worker"])) == 1, "the router saw that the beginning is the same"
     assert [one for one in problems_of(open_run(outcome.folder)).values() if "late" not in one] == []
+
+
+@contextmanager
+def router_program(engines: Path, topology: str, folder: Path) -> Iterator[str]:
+    """The router as users start it, and its address."""
+    code = "from ppd_bench.cli.main import main; main()"
+    asked = ["router", "--topology", topology, "--endpoints", str(engines), "--port", "0", "--log", str(folder / "log")]
+    log = folder / "router.txt"
+    with (
+        log.open("wb") as out,
+        subprocess.Popen([sys.executable, "-c", code, *asked], stdout=out, stderr=out) as program,
+    ):
+        try:
+            end_s = time.monotonic() + 60.0
+            while (found := re.search(r"listening on (http://\S+)", log.read_text())) is None:
+                assert time.monotonic() < end_s and program.poll() is None, log.read_text()
+                time.sleep(0.05)
+            while httpx.get(f"{found[1]}/ready", trust_env=False).status_code != 200:
+                assert time.monotonic() < end_s, "the router did not become ready"
+                time.sleep(0.05)
+            yield found[1]
+        finally:
+            program.terminate()
+            program.wait(30)
+
+
+@pytest.mark.parametrize("topology", ["2R", "1P_1D"])
+def test_a_replay_through_a_router_program_reaches_its_engines_with_its_conversations(
+    topology: str, tmp_path: Path, quiet
+) -> None:
+    rows = [
+        TraceRow(3 * s + k, f"s{s}.t{k}", f"s{s}", k + 1, 0.05 * s if k == 0 else None, None if k == 0 else 0.01,
+                 128 + 48 * k, 4, array("q", [1, 2 + s, *range(9 + 10 * s, 9 + 10 * s + k)]), None)
+        for s in range(4) for k in range(3)
+    ]  # fmt: skip
+    trace, sweep = tmp_path / "talks.jsonl", tmp_path / "tiny.yaml"
+    with trace.open("wb") as file:
+        write_rows(file, "jsonl", FORMAT, rows, NOTES)
+    sweep.write_text(LIVE.replace("[2R]", f"[{topology}]").replace("replica: cache_aware, ", ""))
+    with Fakes("RR" if topology == "2R" else "PD") as engines:
+        listed = engines.write(tmp_path / "engines.yaml")
+        with router_program(listed, topology, tmp_path) as via:
+            request = ReplayRequest(
+                trace=trace, sweep=str(sweep), out=tmp_path / "run", with_report=False, loop="completion",
+                overrides={"topologies": [topology]}, live=LiveOptions(endpoints=listed, via=via),
+            )  # fmt: skip
+            outcome, (found,) = run_replay(prepare_replay(request), quiet)
+        reached = sum(engine.counts.n_completed for engine in engines.engines)
+    assert (found.evidence, found.n_ok, found.n_scheduled) == ("measured", 12, 12)
+    assert [one for one in problems_of(open_run(outcome.folder)).values() if "late" not in one] == []
+    entries = [
+        json.loads(line) for path in (tmp_path / "log").glob("*.jsonl") for line in path.read_text().splitlines()
+    ]
+    turns = [entry for entry in entries if "kind" not in entry and entry["max_output_tokens"] == 4]
+    assert len(turns) == 12
+    assert {entry["route"] for entry in turns} == ({"replica"} if topology == "2R" else {"pd"})
+    per_session = Counter(entry["session_id"] for entry in turns)
+    assert sorted(per_session.values()) == [3, 3, 3, 3], "a conversation of the trace is one to the router"
+    assert reached >= 12 * (1 if topology == "2R" else 2)
 
 
 @pytest.mark.parametrize(

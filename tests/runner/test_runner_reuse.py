@@ -15,6 +15,7 @@ from ppd_bench.cli import roofline as roofline_cli
 from ppd_bench.core.errors import SpecError
 from ppd_bench.runner.numbers import numbers, seconds_of, whole_numbers
 from ppd_bench.runner.roofline import RooflineRequest, run_roofline
+from ppd_bench.runner.trace_convert import anonymise_trace, convert_trace
 from ppd_bench.runner.trace_reuse import UNTIMED_NOTE, ReuseRequest, trace_reuse, write_reuse
 from ppd_bench.runner.trace_sample import sample_trace
 from ppd_bench.workload.traces import Trace, open_trace
@@ -181,3 +182,33 @@ def test_numbers_of_the_command_line() -> None:
         whole_numbers("2.5", "--instances")
     with pytest.raises(SpecError, match=r"--start: .*allowed: a duration such as 30s"):
         seconds_of("soon", "--start")
+
+
+def test_a_trace_of_lengths_alone_is_sampled_request_by_request(shared: Path, tmp_path: Path) -> None:
+    azure = open_trace(shared / "data" / "azure" / "AzureLLMInferenceTrace_code.csv")
+    result = sample_trace(azure, tmp_path / "part.jsonl", SampleTarget(n_requests=500, seed=1))
+    assert result.sample.n_requests == result.sample.n_sessions == 500
+    assert result.sample.hit_ratio is None
+    assert result.original.prompt_mean_tokens == pytest.approx(2047.8, abs=0.05)
+    assert any("drawn by itself" in note for note in result.notes)
+    assert sum(1 for _ in open_trace(result.path).rows()) == 500
+
+
+def test_a_sample_of_text_says_that_its_token_counts_are_estimated(shared: Path, tmp_path: Path) -> None:
+    chat = open_trace(shared / "data" / "chat" / "dialogstudio_ShareGPT_original_example.json")
+    result = sample_trace(chat, tmp_path / "part.jsonl", SampleTarget(n_requests=5))
+    assert "estimated" in result.basis
+    assert "estimated" in json.loads(result.to_json())["basis"]
+    assert any("not from a tokenizer" in note for note in result.notes)
+
+
+def test_a_trace_is_never_written_over(conversations: Path) -> None:
+    before = conversations.read_bytes()
+    for write in (
+        lambda: sample_trace(opened(conversations), conversations, SampleTarget(n_requests=5)),
+        lambda: convert_trace(opened(conversations), conversations),
+        lambda: anonymise_trace(opened(conversations), conversations.parent / "." / conversations.name, b"s" * 16),
+    ):
+        with pytest.raises(SpecError, match="is the trace itself"):
+            write()
+    assert conversations.read_bytes() == before

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from pathlib import Path
 
 import pytest
 
 from ppd_bench.core.errors import SpecError
+from ppd_bench.core.trace import TraceRow
 from ppd_bench.policy.table import DecisionTable
 from ppd_bench.runner.live import LiveOptions
 from ppd_bench.runner.runs import open_run
@@ -150,9 +152,15 @@ def arms_on(path: Path, tmp_path: Path) -> SweepRequest:
     return SweepRequest(source=str(sweep), out=tmp_path / "run", n_processes=1)
 
 
-def test_recorded_traffic_ends_in_a_table_whose_cell_is_its_mean_follow_up_turn(
-    trace: Path, tmp_path: Path, quiet
-) -> None:
+def test_recorded_traffic_ends_in_a_table_whose_cell_is_its_mean_follow_up_turn(tmp_path: Path, quiet) -> None:
+    trace = tmp_path / "talks.jsonl"
+    rows = [
+        TraceRow(3 * s + k, f"s{s}.t{k}", f"s{s}", k + 1, None, None, 300 * (k + 1) + s, 40 + k, array("q"), None)
+        for s in range(8)
+        for k in range(3)
+    ]
+    with trace.open("wb") as file:
+        write_rows(file, "jsonl", dataclasses.replace(FORMAT, block_tokens=None, tail=None, id_scope=None), rows, NOTES)
     prepared = prepare(arms_on(trace, tmp_path))
     sessions = prepared.traffics[0].recording.families
     followups = [row for family in sessions for thread in family for row in thread.rows[1:]]
