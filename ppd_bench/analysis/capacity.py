@@ -170,6 +170,22 @@ def _broken(figures: dict[str, Floats], limits: Limits) -> list[str]:
     ]
 
 
+FILLING_LIFETIMES = 4.0
+"""Lifetimes of a conversation that a load must arrive for. The conversations in flight need one lifetime to become as many as
+the load keeps there (Little's law), and queues some more to show; a shorter load measures an engine that is still filling."""
+
+
+def conversation_s(records: pd.DataFrame, points: Sequence[Point]) -> float:
+    """Median time from a conversation's first scheduled instant to its last end, seconds; NaN without an ended one."""
+    kept = records[records["point_id"].isin([p.point_id for p in points])]
+    times = pd.DataFrame({
+        "conversation": kept["point_id"].astype(str) + " " + kept["session_id"].astype(str),
+        "begin": floats(kept, "scheduled_s"), "end": floats(kept, "end_s"),
+    })  # fmt: skip
+    spans = times.groupby("conversation", sort=False).agg(begin=("begin", "min"), end=("end", "max"))
+    return float((spans["end"] - spans["begin"]).median())
+
+
 CAPACITY_FIELDS = (
     *(
         "configuration",

@@ -98,7 +98,7 @@ def compile_table(
     )
     check_settings(weights, rules)
     names = (pair[0].name, pair[1].name)
-    ours = [p for p in points if p.topology in names and p.policy.decider == "node" and p.workload.followup]
+    ours = [p for p in points if p.topology in names and p.policy.decider == "node" and p.workload.has_cell]
     domain, axes = _domain_of(pair, ours), _axes_of(ours)
     rows = deltas[(deltas["baseline"] == names[0]) & (deltas["candidate"] == names[1])]
     rows = rows.reindex(columns=list(DELTA_FIELDS))
@@ -191,7 +191,7 @@ def _domain_of(pair: Pair, points: Sequence[Point]) -> Domain:
     if not points:
         raise SpecError(
             f"no multi-turn points of {pair[0].name} and {pair[1].name} with the 'node' decider: "
-            "a decision table needs a sweep of both arms with workloads of two turns or more"
+            "a decision table needs a sweep of both arms with workloads of two turns or more that come at a rate"
         )
     domains = {
         Domain(

@@ -102,8 +102,9 @@ class Outside:
 class DriftReport:
     """``cells``: one row per (cell, arm, metric) that was seen: ``cell``, ``x``, ``metric``, ``n_windows``, ``n_turns``,
     ``table_s``, ``seen_s``, ``evidence``, ``at``, ``drifted``. ``evidence`` is the largest e-value so far, ``threshold`` what
-    it must reach; ``at`` counts windows. ``unseen`` are visited cells that traffic never met; ``unmeasured`` cells that it
-    met and the grid did not visit, with their turns."""
+    it must reach; ``at`` counts windows. ``n_failed`` turns have no latency and are in no mean.
+    ``unseen`` are visited cells that traffic never met; ``unmeasured`` cells that it met and the grid did not visit, with
+    their turns."""
 
     cells: pd.DataFrame
     outside: Outside
@@ -111,6 +112,7 @@ class DriftReport:
     unmeasured: dict[str, int]
     threshold: float
     n_turns: int
+    n_failed: int
 
     @property
     def drifted_cells(self) -> tuple[str, ...]:
@@ -140,6 +142,7 @@ def check_drift(table: DecisionTable, turns: pd.DataFrame, options: DriftOptions
         unmeasured={str(key): int(n) for key, n in met.items() if key not in visited},
         threshold=threshold,
         n_turns=len(turns),
+        n_failed=int(turns["ttft_s"].isna().sum()),
     )
 
 

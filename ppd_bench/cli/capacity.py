@@ -39,7 +39,12 @@ def capacity(
     tolerance: Annotated[float, typer.Option(help="How narrow the bracket must be, as a share of the rate.")] = 0.1,
     topologies: Annotated[str | None, typer.Option(help="Comma-separated; overrides the sweep's.")] = None,
     workloads: Annotated[str | None, typer.Option(help="Comma-separated; overrides the sweep's.")] = None,
-    duration: Annotated[str | None, typer.Option(help="Arrival window of a load, such as 30s.")] = None,
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            help="Arrival window of a load: long enough to fill the engines. Default: SWEEP's, without one 60s."
+        ),
+    ] = None,
     executor: Annotated[str | None, typer.Option(help="auto, sim or live.")] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu.")] = "cuda",
     engine_python: Annotated[Path | None, typer.Option(help="Interpreter that has vLLM.")] = None,
@@ -63,7 +68,7 @@ def capacity(
     overrides = {
         "topologies": _list(topologies),
         "workloads": _list(workloads),
-        "duration": duration,
+        "duration": duration or ("60s" if sweep is None else None),
         "executor": executor,
     }
     request = CapacityRequest(

@@ -139,7 +139,7 @@ def show_reuse(to: Console, result: ReuseResult) -> None:
     to.print(f"{BASIS}: prompt {result.service.prefill_tokens_per_s:,.0f}, "
              f"output {result.service.decode_tokens_per_s:,.0f} tokens/s")  # fmt: skip
     rows = [
-        ("hit ratio", found.hit_ratio, "leading run of blocks seen before, token-weighted"),
+        ("hit ratio", found.hit_ratio, "leading run of blocks seen in earlier prompts, token-weighted"),
         ("full-block hit ratio", found.full_block_hit_ratio, "the same, of full blocks only"),
         ("mean request hit ratio", found.mean_request_hit_ratio, "hit tokens / prompt tokens, mean over requests"),
         ("mean request block hit ratio", found.mean_request_block_hit_ratio, "hit blocks / blocks, mean over requests"),

@@ -106,6 +106,14 @@ class WorkloadSpec:
         return self.context_tokens(2), self.turns[1].input_tokens, self.turns[1].output_tokens
 
     @property
+    def has_cell(self) -> bool:
+        """Whether it can stand in a decision table: it has follow-up turns, and its conversations come at a rate. Recorded ones
+        without arrival times, of which so many are kept under way, do not."""
+        traffic = self.traffic
+        timeless = traffic is not None and traffic.arrivals == "recorded" and not traffic.figures.duration_s
+        return self.followup is not None and not timeless
+
+    @property
     def longest_tokens(self) -> int:
         """Tokens of the longest conversation, or of the longest request of recorded traffic, answer included."""
         return self.traffic.figures.longest_tokens if self.traffic else self.context_tokens(len(self.turns) + 1)

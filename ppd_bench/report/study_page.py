@@ -88,8 +88,9 @@ SWEEPS = (
         part="reuse",
         title="Prefix reuse",
         axis="reuse possible (% of prompt tokens)",
-        caption="The same requests with contents that share less: possible is what an infinite cache would find. The gap between "
-        "possible and found is what placement and capacity lose.",
+        caption="The same requests with contents that share less: possible is what an infinite cache would find in earlier "
+        "prompts; answers that come back in a later prompt are found on top of it. The gap between possible and found is what "
+        "placement and capacity lose.",
         panels=(TTFT, HIT, BUSY),
     ),
     Sweep(

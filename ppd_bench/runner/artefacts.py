@@ -118,7 +118,11 @@ def _table_at(path: Path) -> DecisionTable | None:
 def long_workloads(run: Run) -> list[str]:
     """A warning where a table says less than the run: its cells are of turn 2, and later turns are averaged into them."""
     names = list(dict.fromkeys(p.workload.name for p in run.points if len(p.workload.turns) > 2))
-    recorded = {p.workload.name: p.workload.followup for p in run.points if p.workload.traffic and p.workload.followup}
+    recorded = {
+        p.workload.name: followup
+        for p in run.points
+        if p.workload.traffic and p.workload.has_cell and (followup := p.workload.followup)
+    }
     warnings = [
         f"{name}: recorded traffic; all of its follow-up turns are averaged into one cell per rate, that of their means (context "
         f"{context:,}, new {new:,}, output {output:,} tokens); a grid of fixed lengths gives cells that differ"

@@ -58,8 +58,8 @@ class CalibrateRequest:
     """What was asked for. ``points`` and ``holdout`` are filters (``chosen``); without the first all, without the second none.
 
     ``beside`` is a second run of the same points, whose difference from the first is what repeating alone gives. ``max_steps`` is
-    the most steps that the solver takes. ``out`` is a folder, or the path of the profile (``.json``) whose errors then stay in the
-    run folder.
+    the most steps that the solver takes. ``out`` is a folder, or the path of the profile (``.json``), whose errors then stay
+    in the run folder.
     """
 
     run: Path

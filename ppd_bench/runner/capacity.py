@@ -7,14 +7,26 @@ configurations are searched side by side, and a layout is launched once per roun
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ppd_bench.analysis.capacity import Bracket, Limits, bracket_of, capacities, judge_loads, rounded
+from ppd_bench.analysis.capacity import (
+    FILLING_LIFETIMES,
+    Bracket,
+    Limits,
+    bracket_of,
+    capacities,
+    conversation_s,
+    judge_loads,
+    rounded,
+)
 from ppd_bench.core.errors import SpecError
+from ppd_bench.core.point import Point
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.report.units import counted
 from ppd_bench.runner.listeners import Listener
@@ -87,14 +99,35 @@ def capacity(request: CapacityRequest, listener: Listener) -> CapacityResult:
     _check(prepared.spec)
     search = _Search(prepared, request, limits, listener)
     loads = search.run()
-    notes = (search.notice, _invalid(prepared.folder))
     table = capacities(loads)
+    notes = (search.notice, _invalid(prepared.folder), _still_filling(prepared, search.points, table))
     paths = tuple(prepared.folder / name for name in (CAPACITY, LOADS))
     for path, frame in zip(paths, (table, loads), strict=True):
         labelled = frame.assign(evidence=prepared.choice.executor.evidence)
         write_bytes(path, labelled.to_csv(index=False).encode())
     return CapacityResult(headline=_headline(prepared, request, limits), table=table, loads=loads,
                           paths=paths, notice="\n".join(filter(None, notes)))  # fmt: skip
+
+
+def _still_filling(prepared: Prepared, points: Sequence[Point], table: pd.DataFrame) -> str:
+    """A warning where loads that were met arrived for less time than a few conversations last; empty where none did."""
+    records = read_records(prepared.folder, columns=SUMMARY_COLUMNS)
+    met = {(row["topology"], row["workload"], row["capacity_qps"]) for row in table.to_dict("records")}
+    loads: dict[Probe, list[Point]] = {}
+    for point in points:
+        if (key := (point.topology, point.workload.name, point.qps)) in met:
+            loads.setdefault(key, []).append(point)
+    lasting = {key: conversation_s(records, group) for key, group in loads.items()}
+    duration_s = prepared.spec.duration_s
+    short = {key: lasts_s for key, lasts_s in lasting.items() if lasts_s * FILLING_LIFETIMES > duration_s}
+    if not short:
+        return ""
+    (topology, workload, qps), lasts_s = max(short.items(), key=lambda item: item[1])
+    return (
+        f"warning: {len(short)} of {len(lasting)} capacities may be far TOO HIGH: arrivals end before the engines are "
+        f"full ({topology} {workload} at QPS {qps:g}: a conversation lasts {lasts_s:.3g} s, arrivals {duration_s:g} s). "
+        f"Give --duration {math.ceil(FILLING_LIFETIMES * lasts_s / 10) * 10}s or more, and another --out or --name"
+    )
 
 
 def _invalid(folder: Path) -> str:
@@ -144,6 +177,7 @@ class _Search:
         self._prepared, self._request, self._limits, self._listener = prepared, request, limits, listener
         self._pairs = [(t, w.name) for t in prepared.spec.topologies for w in prepared.spec.workloads]
         self.notice = ""
+        self.points: tuple[Point, ...] = ()
 
     def run(self) -> pd.DataFrame:
         probes = self._there() | {(t, w, rounded(self._request.start_qps)) for t, w in self._pairs}
@@ -182,15 +216,15 @@ class _Search:
             for t, w in self._pairs
             for qps in spec.qps
         ]
-        self._points = chosen_points(every, repeats)
+        self.points = chosen_points(every, repeats)
         stored = {**stored_spec(spec, version, profile), "repeats": repeats}
         return play_prepared(
-            dataclasses.replace(prepared, spec=spec, points=self._points, stored=stored), self._listener
+            dataclasses.replace(prepared, spec=spec, points=self.points, stored=stored), self._listener
         )
 
     def _judged(self, probes: set[Probe]) -> pd.DataFrame:
         records = read_records(self._prepared.folder, columns=SUMMARY_COLUMNS)
-        return judge_loads(records, self._points, self._limits)
+        return judge_loads(records, self.points, self._limits)
 
 
 def _headline(prepared: Prepared, request: CapacityRequest, limits: Limits) -> str:
@@ -201,6 +235,5 @@ def _headline(prepared: Prepared, request: CapacityRequest, limits: Limits) -> s
     return (
         f"{prepared.choice.executor.evidence}: highest QPS with p{100 * limits.quantile:g} {' and '.join(bounds)} and success "
         f"{limits.success_ratio:.0%}, {n_gpus} GPUs each, {counted(request.n_repeats, 'repeat')} of "
-        f"{prepared.spec.duration_s:g} s of arrivals, within {request.tolerance_ratio:.0%}; a load that queues only after so "
-        "long counts as carried: --duration looks longer"
+        f"{prepared.spec.duration_s:g} s of arrivals, within {request.tolerance_ratio:.0%}"
     )

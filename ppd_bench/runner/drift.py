@@ -20,12 +20,13 @@ import yaml
 
 from ppd_bench.analysis.confidence import MIN_REPEATS
 from ppd_bench.analysis.drift import TURN_FIELDS, DriftOptions, DriftReport, check_drift
-from ppd_bench.analysis.metrics import floats, with_latencies
+from ppd_bench.analysis.metrics import floats, labels, with_latencies
 from ppd_bench.core.errors import SpecError, WrongDomain
 from ppd_bench.core.point import Point
 from ppd_bench.core.topology import parse_topology
 from ppd_bench.policy.table import Cell, DecisionTable
-from ppd_bench.runner.router_log import router_turns
+from ppd_bench.report.units import counted
+from ppd_bench.runner.router_log import damaged_lines, router_turns
 from ppd_bench.runner.runs import Run, open_run
 from ppd_bench.runner.summaries import SUMMARY_COLUMNS, summaries_of, trusted_points
 from ppd_bench.runner.tables import load_table
@@ -75,7 +76,9 @@ def check_table(request: CheckRequest) -> CheckResult:
         what = (f"turns of run {run.manifest.name}, {run.evidence}", *_left_out(run, table))
     else:
         turns = turns_of_log(router_turns(source), table, request.window_s, source)
-        what = (f"turns of the router log {source}",)
+        n_damaged = damaged_lines(source)
+        left_out = [f"{counted(n_damaged, 'line')} of the log left out, because unreadable"] if n_damaged else []
+        what = (f"turns of the router log {source}", *left_out)
     report = check_drift(table, turns, request.options)
     folder = request.out or source / "drift"
     make_folder(folder)
@@ -129,10 +132,16 @@ def turns_of_run(run: Run, table: DecisionTable, window_s: float) -> pd.DataFram
     # Points are apart in time, and so are their windows.
     stretch = np.floor(floats(kept, "scheduled_s") / window_s)
     session = [f"{a} {b}" for a, b in zip(place, kept["session_id"], strict=True)]
-    frame = kept.assign(qps=qps, session=session, x=(kept["route"] == "local").astype(int), at=place)
+    frame = _ok_alone(kept).assign(qps=qps, session=session, x=(kept["route"] == "local").astype(int), at=place)
     frame["window"] = pd.factorize(pd.Series(list(zip(place, stretch, strict=True))))[0]
     frame = _in_cells(frame[kept["route"].isin(["local", "pd", "pd_readback"])], table)
     return frame.sort_values(["at", "scheduled_s"], kind="stable")[list(TURN_FIELDS)]
+
+
+def _ok_alone(turns: pd.DataFrame) -> pd.DataFrame:
+    """A failed turn may have a first token; the table's means are of turns that succeeded."""
+    ok = labels(turns, "status", "ok")
+    return turns.assign(**{name: np.where(ok, floats(turns, name), math.nan) for name in ("ttft_s", "tpot_s")})
 
 
 def _points_of(run: Run, table: DecisionTable) -> dict[str, Point]:
@@ -168,8 +177,7 @@ def turns_of_log(rows: pd.DataFrame, table: DecisionTable, window_s: float, fold
         raise WrongDomain(
             f"{folder}: holds no follow-up turn that table {table.content_hash} decided; it was decided by {seen}"
         )
-    frame = with_latencies(ours)
-    ok = (frame["status"] == "ok").to_numpy()
+    frame = _ok_alone(with_latencies(ours))
     level = {cell.key: cell.qps for cell in table.cells}
     return frame.assign(
         x=frame["x"].astype(int),
@@ -177,8 +185,6 @@ def turns_of_log(rows: pd.DataFrame, table: DecisionTable, window_s: float, fold
         session=frame["session_id"],
         covered=frame["off_grid"].isna(),
         qps=frame["cell"].map(level).astype(float),
-        ttft_s=np.where(ok, floats(frame, "ttft_s"), math.nan),
-        tpot_s=np.where(ok, floats(frame, "tpot_s"), math.nan),
         at=floats(frame, "time_unix_s"),
     ).sort_values("at", kind="stable")[list(TURN_FIELDS)]
 
@@ -309,6 +315,11 @@ def _lines(table: DecisionTable, report: DriftReport, options: DriftOptions, wha
         f"false alarm on the whole table has a chance of {options.alpha:g} at most, however often it is checked"
     )
     yield from what[1:]
+    if report.n_failed:
+        yield (
+            f"{report.n_failed:,} of the {report.n_turns:,} turns failed: they are in no latency below, and whether more fail "
+            "than in the table is not tested"
+        )
     for row in report.cells[report.cells["drifted"]].to_dict("records"):
         yield (
             f"drift: {row['cell']}, x={row['x']}: mean {row['metric'].upper()} {1e3 * row['seen_s']:.4g} ms where the table has "
@@ -344,6 +355,7 @@ def _json(table: DecisionTable, report: DriftReport, sweeps: dict[Path, str]) ->
         "table": table.content_hash,
         "threshold": report.threshold,
         "n_turns": report.n_turns,
+        "n_failed": report.n_failed,
         "cells": [{str(k): plain(v) for k, v in row.items()} for row in report.cells.to_dict("records")],
         "outside": {"n": report.outside.n, "n_outside": report.outside.n_outside, "evidence": report.outside.evidence,
                     "at": report.outside.at},

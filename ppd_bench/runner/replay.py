@@ -212,7 +212,8 @@ def breakdown_tables(found: list[Breakdown]) -> list[TextTable]:
     evidence = found[0].evidence
     results = tuple(
         (
-            f"{b.configuration} (invalid)" if b.invalid else b.configuration, f"{b.n_ok:,}/{b.n_scheduled:,}", seconds(b.ttft_p50_s), seconds(b.tpot_p90_s), seconds(b.e2e_p50_s),
+            f"{b.configuration} (invalid)" if b.invalid else b.configuration,
+            f"{b.n_ok:,}/{b.n_scheduled:,}", seconds(b.ttft_p50_s), seconds(b.tpot_p90_s), seconds(b.e2e_p50_s),
             unknown if b.prefix_hit_ratio != b.prefix_hit_ratio else f"{100 * b.prefix_hit_ratio:.1f} %",
             f"{b.start_wait_s:,.1f} s, longest {b.longest_start_wait_s:,.1f} s",
         )

@@ -70,7 +70,10 @@ def handoff(request: PartRequest, tell: Tell) -> Part:
 def _data(quick: bool) -> str:
     if not quick:
         return "the paper's 18 workloads and 10 QPS levels"
-    return f"{len(QUICK['workloads'])} of the paper's 18 workloads at {len(QUICK['qps'])} of its 10 QPS levels, {QUICK['duration']} each: a first look that judges nothing"
+    n_workloads, n_rates = len(QUICK["workloads"]), len(QUICK["qps"])
+    return (
+        f"{n_workloads} of the paper's 18 workloads at {n_rates} of its 10 QPS levels: a first look that judges nothing"
+    )
 
 
 def _differences(scores: pd.DataFrame) -> tuple[str, ...]:

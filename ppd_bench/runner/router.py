@@ -37,7 +37,7 @@ from ppd_bench.router.status import reading_of
 from ppd_bench.router.turn_record import Origin
 from ppd_bench.runner.router_options import Prepared, RouterOptions, prepare_router
 
-__all__ = ["Prepared", "RouterOptions", "Running", "prepare_router", "route", "running_router"]
+__all__ = ["KEY_VARIABLE", "Prepared", "RouterOptions", "Running", "prepare_router", "route", "running_router"]
 
 WATCH_S = 1.0
 """How often a table's file is looked at."""
@@ -302,11 +302,16 @@ def _version_of(path: Path) -> tuple[int, int, int] | None:
 
 
 async def _reload(state: RouterState, tell: Tell) -> None:
-    if await state.policies.reload():
-        tell(f"table {state.policies.now.info.get('hash')} is in use now")
+    box = state.policies
+    if await box.reload():
+        tell(f"table {box.now.info.get('hash')} is in use now")
         _note_table(state)
-    elif state.policies.problem is not None:
-        tell(f"warning: {state.policies.problem}")
+    elif box.problem is not None:
+        tell(f"warning: {box.problem}")
+    elif box.now.table is not None:
+        tell(f"table {box.now.table.content_hash} stays in use: its file says the same")
+    else:
+        tell(f"nothing to reload: policy {box.decider} needs no table")
 
 
 def _note_table(state: RouterState) -> None:

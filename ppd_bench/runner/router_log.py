@@ -17,6 +17,7 @@ import pandas as pd
 from ppd_bench.analysis.metrics import with_latencies
 from ppd_bench.core.errors import StoreError
 from ppd_bench.core.record import RECORD_FIELDS
+from ppd_bench.report.units import counted
 from ppd_bench.router.decision_log import FILE_NAME, HEADER, LOG_SCHEMA, ROUTER_COLUMNS, TABLE, log_numbers
 from ppd_bench.router.turn_record import STAGES
 
@@ -101,6 +102,11 @@ def router_turns(folder: Path) -> pd.DataFrame:
     return _read(folder)[0]
 
 
+def damaged_lines(folder: Path) -> int:
+    """Lines of a log that ``router_turns`` cannot read and leaves out."""
+    return _read(folder)[2]
+
+
 def _read(folder: Path) -> tuple[pd.DataFrame, list[dict[str, Any]], int]:
     """Rows, other lines, and how many lines could not be read."""
     turns: list[dict[str, Any]] = []
@@ -112,9 +118,24 @@ def _read(folder: Path) -> tuple[pd.DataFrame, list[dict[str, Any]], int]:
         except ValueError:
             n_damaged += 1
             continue
-        (others if "kind" in entry else turns).append(entry)
+        if isinstance(entry, dict) and "kind" in entry:
+            others.append(entry)
+        elif _is_turn(entry):
+            turns.append(entry)
+        else:
+            n_damaged += 1
     _check(folder, others)
     return pd.DataFrame(turns, columns=COLUMNS), others, n_damaged
+
+
+def _is_turn(entry: object) -> bool:
+    """Whether a line has what every turn has, and its numbers are numbers."""
+    if not isinstance(entry, dict):
+        return False
+    instants = [entry.get(name) for name in (*STAGE_ENDS.values(), "first_token_s", "last_token_s", "x")]
+    return all(isinstance(entry.get(name), int | float) for name in ("time_unix_s", "t_recv_s", "t_done_s")) and all(
+        at is None or isinstance(at, int | float) for at in instants
+    )
 
 
 def _lines(folder: Path) -> Iterator[bytes]:
@@ -230,10 +251,10 @@ def report_lines(report: LogReport) -> list[str]:
     """The figures as text."""
     topologies = ", ".join(report.topologies) or "unknown topology"
     lines = [
-        f"router log: {report.n_turns:,} turns over {report.span_s:,.0f} s on {topologies} (measured at the router)"
+        f"router log: {counted(report.n_turns, 'turn')} over {report.span_s:,.0f} s on {topologies} (measured at the router)"
     ]
     if report.n_damaged:
-        lines.append(f"{report.n_damaged} lines could not be read and are left out")
+        lines.append(f"{counted(report.n_damaged, 'line')} that could not be read left out")
     for entry in report.tables:
         lines.append(
             f"table {entry.get('hash')}: {entry.get('evidence')}, w_ttft {entry.get('w_ttft')}, w_tpot {entry.get('w_tpot')}"
@@ -252,6 +273,8 @@ def report_lines(report: LogReport) -> list[str]:
 
 
 def _stage_lines(report: LogReport) -> list[str]:
+    if not report.stages:
+        return []
     head = "stage          turns      mean       p50       p99   share"
     return ["", head, *(
         f"{s.stage:<12} {s.n:>7,} {_ms(s.mean_s)} {_ms(s.p50_s)} {_ms(s.p99_s)}  {s.share_ratio:6.1%}" for s in report.stages
@@ -269,7 +292,7 @@ def _cell_lines(report: LogReport) -> list[str]:
     )
     return [
         "",
-        f"{report.n_table_decisions:,} decisions of the table in {len(report.cells)} cells; {shares}",
+        f"{counted(report.n_table_decisions, 'decision')} of the table in {counted(len(report.cells), 'cell')}; {shares}",
         head,
         *(
             f"{c.cell:<28} {c.n:>7,} {c.share_ratio:7.1%}  {c.evidence:<12} {c.n_off_grid:>9,} "

@@ -73,7 +73,8 @@ def _results(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable
         head=("configuration", "OK/N", "TTFT p50", "TPOT p90", "E2E p50", "APC", "waited to start"),
         rows=tuple(rows),
         note="Waited to start: conversations that were held back because as many as allowed were in flight; it is in no TTFT. An "
-        f"infinite cache would find {100 * arms[0][1].possible_hit_ratio:.1f} % of these prompts.",
+        f"infinite cache would find {100 * arms[0][1].possible_hit_ratio:.1f} % of these prompts in earlier prompts; "
+        "answers that come back in a later prompt, which APC counts as well, are not in that.",
     )
 
 

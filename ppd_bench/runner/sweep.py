@@ -70,7 +70,7 @@ DEFAULT_SWEEPS = {Executor.SIM: "paper", Executor.LIVE: "vllm-nixl"}
 
 NO_TABLE = (
     "no decision table: the sweep has no layout with both an all-D and an all-pD configuration "
-    "and workloads of two turns or more"
+    "and workloads of two turns or more that come at a rate"
 )
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -247,7 +247,7 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
     warnings = [line for traffic in prepared.traffics for line in told(traffic)]
     if prepared.request.with_report:
         listener.stage("Compiling decision tables")
-        if pair_arms([point for point in prepared.points if point.workload.followup]):
+        if pair_arms([point for point in prepared.points if point.workload.has_cell]):
             tables = write_tables(run, prepared.request.tables)
             warnings += [*weak_tables(tables), *long_workloads(run)]
             if prepared.request.refine is not None:

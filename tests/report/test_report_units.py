@@ -26,7 +26,15 @@ def test_what_is_not_known_is_a_dash_and_never_zero(show: object, value: float |
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(0.922, "92 %"), (0.045, "4.5 %"), (0.0, "0 %"), (0.05, "5 %"), (-0.153, "-15 %"), (4.4, "440 %")],
+    [
+        (0.922, "92 %"),
+        (0.045, "4.5 %"),
+        (0.0, "0 %"),
+        (-0.0001, "0 %"),
+        (0.05, "5 %"),
+        (-0.153, "-15 %"),
+        (4.4, "440 %"),
+    ],
 )
 def test_ratios_are_per_cent(ratio: float, text: str) -> None:
     assert percent(ratio).replace("\u00a0", " ") == text

@@ -13,6 +13,7 @@ from router_cases import PROMPT, Rig, events_of, on, until
 from router_tables import a_table
 
 from ppd_bench.core.errors import SpecError, TableError
+from ppd_bench.policy.events import Sent
 from ppd_bench.policy.ledger import Ledger
 from ppd_bench.policy.policy import make_policy
 from ppd_bench.router.turn_record import STAGES
@@ -105,6 +106,8 @@ def test_a_new_table_file_is_taken_into_use_and_conversations_survive_it(tmp_pat
         replacement.write_text(a_table("pd"))
         replacement.replace(path)
         await until(lambda: rig.state.policies.n_reloads == 1, within_s=5.0)
+        await rig.running.reload()
+        assert rig.told[-1].endswith("stays in use: its file says the same")
         await rig.complete([*PROMPT, *range(22)], session="s")
         rows = [await rig.row(n) for n in (1, 2, 3, 4)]
         assert [row["route"] for row in rows] == ["pd", "local", "local", "pd"]

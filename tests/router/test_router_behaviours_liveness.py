@@ -26,7 +26,9 @@ from ppd_bench.cli.errors import guarded
 from ppd_bench.cli.router import register
 from ppd_bench.engine.ports import free_ports
 from ppd_bench.router.discovery import HeartbeatListener, send_heartbeats
+from ppd_bench.router.fleet import FleetSettings
 from ppd_bench.runner.announce import AnnounceOptions, _announce, _checked
+from ppd_bench.runner.router import KEY_VARIABLE
 
 PROGRAM = """
 import sys, typer
@@ -254,6 +256,17 @@ def test_keys_are_passed_on_and_their_refusal_comes_back() -> None:
     on("1P_1D", check, api_key="right")
 
 
+def test_the_routers_own_generations_carry_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "ours")
+
+    async def check(rig: Rig) -> None:
+        engine = rig.engines[0]
+        await until(lambda: engine.counts.n_completed > 0, within_s=15.0)
+        assert engine.headers[0]["authorization"] == "Bearer ours"
+
+    on("1R", check, api_key="ours", fleet=FleetSettings(scrape_s=0.1, probe_s=0.2), within_s=40.0)
+
+
 def test_everything_else_is_an_error_in_the_openai_form() -> None:
     async def check(rig: Rig) -> None:
         for method, path, status in (
@@ -331,10 +344,15 @@ def start_program(*arguments: str, verb: str = "router") -> subprocess.Popen[str
 
 
 def address_of(process: subprocess.Popen[str]) -> str:
+    return next_line(process, "listening on").rsplit(" ", 1)[1].strip()
+
+
+def next_line(process: subprocess.Popen[str], words: str) -> str:
+    """The next line with these words that the program prints."""
     assert process.stdout is not None
     for line in process.stdout:
-        if "listening on" in line:
-            return line.rsplit(" ", 1)[1].strip()
+        if words in line:
+            return line
     raise AssertionError(process.stderr.read() if process.stderr else "")
 
 
@@ -435,6 +453,8 @@ def test_sighup_looks_for_a_new_table(tmp_path: Path) -> None:
             httpx.AsyncClient(base_url=url, timeout=20.0, trust_env=False) as http,
         ):
             before = (await http.get("/status")).json()["table"]["hash"]
+            process.send_signal(signal.SIGHUP)  # its file has not changed, so that only the signal can be heard
+            assert f"table {before} stays in use" in await asyncio.to_thread(next_line, process, "stays in use")
             table.write_text(a_table("pd", layout="1P_1D", baseline="1P_1D", candidate="1P_1pD"))
             process.send_signal(signal.SIGHUP)
             for _ in range(100):

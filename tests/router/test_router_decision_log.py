@@ -164,6 +164,17 @@ def test_a_line_that_a_crash_cut_short_is_left_out_and_counted(folder: Path) -> 
     assert (found.n_turns, found.n_damaged) == (9, 1)
 
 
+@pytest.mark.parametrize(
+    "line", [b"[1, 2]", b'"words"', b"7", b"{}", b'{"t_recv_s": "soon", "t_done_s": 1.0, "time_unix_s": 2.0}']
+)
+def test_a_line_that_is_no_turn_is_left_out_and_counted(folder: Path, line: bytes) -> None:
+    path = next(folder.iterdir())
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    found = read_router_log(folder)
+    assert (found.n_turns, found.n_damaged) == (10, 1)
+    assert "1 line that could not be read left out" in report_lines(found)
+
+
 def test_no_log_and_another_version_are_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no decision log"):
         read_router_log(tmp_path)

@@ -108,6 +108,14 @@ def test_a_stopped_search_goes_on_to_the_same_result_and_keeps_its_loads(capable
     assert (tmp_path / "cut/records.parquet").read_bytes() == (tmp_path / "whole/records.parquet").read_bytes()
 
 
+def test_a_load_that_ends_before_the_engines_are_full_is_called_too_high(capable, tmp_path, quiet) -> None:
+    told = capacity(request(capable, tmp_path / "short"), quiet)
+    assert "capacities may be far TOO HIGH" in told.notice
+    asked = request(capable, tmp_path / "long", highest_qps=16.0, n_repeats=1)
+    longer = dataclasses.replace(asked.sweep, overrides={"duration": "8s"})
+    assert "TOO HIGH" not in capacity(dataclasses.replace(asked, sweep=longer), quiet).notice
+
+
 def test_points_that_did_not_measure_what_they_should_are_named(capable, tmp_path, quiet) -> None:
     asked = request(capable, tmp_path / "run")
     assert "invalid" not in capacity(asked, quiet).notice

@@ -180,7 +180,8 @@ def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, 
         first_s = i + float(cell.ttft_x1_s or 0)
         last_s = first_s + 63 * 3 * cell.tpot_x1_s * (1 + i % 3 / 9)
         lines.append({
-            "time_unix_s": 1e9 + 5 * i, "session_id": f"s{i}", "request_id": f"r{i}", "turn": 2, "status": "ok", "x": 1,
+            "time_unix_s": 1e9 + 5 * i, "t_recv_s": float(i), "t_done_s": last_s, "session_id": f"s{i}",
+            "request_id": f"r{i}", "turn": 2, "status": "ok", "x": 1,
             "route": "local", "table_hash": table.content_hash, "cell": cell.key, "evidence": "simulated", "rule": "equation1",
             "context_tokens": 2464, "input_tokens": 256, "output_tokens": 64, "generated_tokens": 64, "sent_s": float(i),
             "scheduled_s": float(i), "first_token_s": first_s, "last_token_s": last_s,
@@ -190,6 +191,16 @@ def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, 
     assert set(done.report.cells.query("drifted")["metric"]) == {"tpot"}
     assert not done.report.outside.drifted
     assert any("mean TPOT" in line for line in done.lines)
+    # A turn that failed after its first token is in no mean, and is said.
+    failed = {**lines[1], "status": "timeout", "first_token_s": 1e4, "last_token_s": 1e4 + 1, "request_id": "rx"}
+    (tmp_path / "decisions-000001.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines, failed]) + "cut of"
+    )
+    again = check_table(CheckRequest(table=path, router_log=tmp_path))
+    assert (again.report.n_turns, again.report.n_failed) == (121, 1)
+    assert again.report.cells.query("metric == 'ttft'")["seen_s"].max() < 1
+    assert any(line.startswith("1 of the 121 turns failed") for line in again.lines)
+    assert "1 line of the log left out, because unreadable" in again.lines
     # Turns that another table decided say nothing of this one.
     others = [{**line, "table_hash": "0" * 16} for line in lines[1:]]
     (tmp_path / "decisions-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, *others]))

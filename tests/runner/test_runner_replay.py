@@ -161,7 +161,8 @@ def router_program(engines: Path, topology: str, folder: Path) -> Iterator[str]:
         try:
             end_s = time.monotonic() + 60.0
             while (found := re.search(r"listening on (http://\S+)", log.read_text())) is None:
-                assert time.monotonic() < end_s and program.poll() is None, log.read_text()
+                assert time.monotonic() < end_s, log.read_text()
+                assert program.poll() is None, log.read_text()
                 time.sleep(0.05)
             while httpx.get(f"{found[1]}/ready", trust_env=False).status_code != 200:
                 assert time.monotonic() < end_s, "the router did not become ready"

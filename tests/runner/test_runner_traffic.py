@@ -190,3 +190,17 @@ def test_traffic_without_follow_up_turns_ends_in_a_report_without_a_table(tmp_pa
     assert any("no decision table" in warning and "two turns or more" in warning for warning in outcome.warnings)
     assert (outcome.folder / "report.html").exists()
     assert not (outcome.folder / "tables").exists()
+
+
+def test_conversations_that_come_at_no_rate_get_no_cell_of_a_table(tmp_path: Path, shared: Path, quiet) -> None:
+    chat = shared / "data" / "chat" / "dialogstudio_ShareGPT_original_example.json"
+    request = arms_on(chat, tmp_path)
+    sweep = tmp_path / "arms.yaml"
+    sweep.write_text(
+        sweep.read_text().replace("name: talk", "name: talk, arrivals: recorded, max_inflight_sessions: 2")
+    )
+    prepared = prepare(request)
+    assert prepared.points[0].workload.followup is not None
+    outcome = run_sweep(prepared, quiet)
+    assert any("no decision table" in warning for warning in outcome.warnings)
+    assert (outcome.folder / "report.html").exists()
