@@ -50,8 +50,8 @@ class EngineSettings:
 
     ``handoff``: ``push_blocking`` (the paper's P2P NCCL connector) or ``pull_async`` (NIXL); see ``sim.handoff``.
     ``dispatch``: ``await`` tells D of a turn when P has answered; ``fire_and_forget`` tells both at once, so that D holds KV
-    memory from the start (with ``pull_async``). ``kv_link_bytes_per_s`` null takes the GPU profile's. ``emulated_link_bytes_per_s`` adds
-    Equation 2's delay.
+    memory from the start (with ``pull_async``). ``kv_link_bytes_per_s`` null takes the GPU profile's.
+    ``emulated_link_bytes_per_s`` adds Equation 2's delay.
     """
 
     max_num_batched_tokens: int = 8192
