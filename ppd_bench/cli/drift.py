@@ -23,6 +23,8 @@ def check(
     table: TableArg,
     records: Annotated[Path | None, typer.Option(metavar="RUN", help="Turns of a run folder.")] = None,
     router_log: Annotated[Path | None, typer.Option(help="Turns of a router's decision log.")] = None,
+    w_ttft: Annotated[float | None, typer.Option(min=0.0, help="As the router was given it, if it was.")] = None,
+    w_tpot: Annotated[float | None, typer.Option(min=0.0, help="As the router was given it, if it was.")] = None,
     alpha: Annotated[
         float, typer.Option(help="False-alarm rate of the whole table, however often it is checked.")
     ] = 0.05,
@@ -39,7 +41,16 @@ def check(
 
     options = DriftOptions(alpha=alpha, tolerance_ratio=tolerance, outside_ratio=outside)
     done = check_table(
-        CheckRequest(table=table, records=records, router_log=router_log, options=options, window_s=window, out=out)
+        CheckRequest(
+            table=table,
+            w_ttft=w_ttft,
+            w_tpot=w_tpot,
+            records=records,
+            router_log=router_log,
+            options=options,
+            window_s=window,
+            out=out,
+        )
     )
     console = open_console()
     for line in (*done.lines, *(f"wrote {path}" for path in done.paths)):

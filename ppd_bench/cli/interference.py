@@ -43,7 +43,10 @@ def interference(
     model: Annotated[str | None, typer.Option(help="Model profile; default llama-3.1-8b.")] = None,
     endpoints: Endpoints = None,
     jobs: Annotated[int, typer.Option(min=0, help="Simulator processes; 0 means one per core.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder; default results/interference/sim or live.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder; default results/interference/sim or live, with a name of its own for other axes."),
+    ] = None,
 ) -> None:
     """TPOT of a running decode batch beside full and append prefills, over batch size, context and step budget (Figures 2, 7,
     8)."""

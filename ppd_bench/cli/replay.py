@@ -77,7 +77,7 @@ def replay(
     from ppd_bench.runner.live import live_options
     from ppd_bench.runner.replay import ReplayRequest
 
-    places = {} if placement is None else {"prefill": placement, "decode": placement, "replica": placement}
+    places = {} if placement is None else dict.fromkeys(("prefill", "decode", "replica"), _placement(placement))
     overrides: dict[str, Any] = {
         "executor": executor, "topologies": topologies and [part.strip() for part in topologies.split(",")],
         "model": model, "gpu": gpu, "gpus": gpus, "timeout": timeout, "duration": duration, "placement": places,
@@ -94,6 +94,14 @@ def _loop(name: str | None) -> Loop | None:
     if name is not None and name not in LOOPS:
         raise SpecError(f"command line: --loop {name!r} is not known; allowed: {', '.join(LOOPS)}")
     return None if name is None else LOOPS[name]
+
+
+def _placement(name: str) -> str:
+    from ppd_bench.policy.placements import PLACEMENTS
+
+    if name not in PLACEMENTS:
+        raise SpecError(f"command line: --placement {name!r} is not known; allowed: {', '.join(PLACEMENTS)}")
+    return name
 
 
 def _run(request: Any) -> None:

@@ -201,9 +201,18 @@ def _text(value: Any) -> str:
 
 
 def provenance_table(manifest: Mapping[str, Any]) -> PageTable:
-    """Everything of the manifest but the spec, nested keys with dots."""
-    rows = [(key, (TextCell(text=_text(value)),)) for key, value in _flat(manifest) if value is not None]
+    """Everything of the manifest but the spec, nested keys with dots, and how recorded traffic was read: its token counts may
+    be estimates."""
+    known = [*_flat(manifest), *_recorded(manifest)]
+    rows = [(key, (TextCell(text=_text(value)),)) for key, value in known if value is not None]
     return PageTable(caption="Provenance", head=("what", "value"), rows=tuple(rows))
+
+
+def _recorded(manifest: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """One line per workload of recorded traffic: its file, its format, and where its token counts come from."""
+    workloads = ((manifest.get("spec") or {}).get("sweep") or {}).get("workloads") or ()
+    traffic = [(one["name"], one["traffic"]) for one in workloads if isinstance(one, Mapping) and one.get("traffic")]
+    return [(f"recorded traffic {name}", f"{found['source']}, read as {found['reading']}") for name, found in traffic]
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Sequence[tuple[str, Any]]:

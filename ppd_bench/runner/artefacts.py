@@ -91,7 +91,7 @@ def write_tables(run: Run, options: TableOptions, out: Path | None = None) -> li
     paths = []
     for pair in pairs:
         path = folder / f"{pair[0].name}.json"
-        weights = options.weights(_table_at(path))
+        weights = options.weights(table_at(path))
         text = compile_table(
             deltas,
             run.points,
@@ -107,7 +107,7 @@ def write_tables(run: Run, options: TableOptions, out: Path | None = None) -> li
     return paths
 
 
-def _table_at(path: Path) -> DecisionTable | None:
+def table_at(path: Path) -> DecisionTable | None:
     """The table that is there, null where there is none that can be read."""
     try:
         return DecisionTable.from_json(path.read_text(encoding="utf-8"))

@@ -40,9 +40,14 @@ MIN_OUTSIDE_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """What was asked: the turns of a run folder or of a router's decision log, one of them. ``window_s``: unit of the tests."""
+    """What was asked: the turns of a run folder or of a router's decision log, one of them. ``window_s``: unit of the tests.
+
+    ``w_ttft``, ``w_tpot``: the weights that the router was given beside the table; null: the table's own.
+    """
 
     table: Path
+    w_ttft: float | None = None
+    w_tpot: float | None = None
     records: Path | None = None
     router_log: Path | None = None
     options: DriftOptions = DriftOptions()
@@ -67,7 +72,7 @@ def check_table(request: CheckRequest) -> CheckResult:
         WrongDomain: the turns are of another layout, model, GPU or table.
     """
     _check(request)
-    table = load_table(request.table)
+    table = load_table(request.table, w_ttft=request.w_ttft, w_tpot=request.w_tpot)
     source = request.records or request.router_log
     assert source is not None
     if request.records is not None:
@@ -175,7 +180,8 @@ def turns_of_log(rows: pd.DataFrame, table: DecisionTable, window_s: float, fold
     if ours.empty:
         seen = ", ".join(sorted(set(rows["table_hash"].dropna().astype(str)))) or "no table"
         raise WrongDomain(
-            f"{folder}: holds no follow-up turn that table {table.content_hash} decided; it was decided by {seen}"
+            f"{folder}: holds no follow-up turn that table {table.content_hash} decided; it was decided by {seen}; give "
+            "the table that the router obeyed, and its --w-ttft and --w-tpot where it had any"
         )
     frame = _ok_alone(with_latencies(ours))
     level = {cell.key: cell.qps for cell in table.cells}

@@ -19,6 +19,7 @@ import pandas as pd
 from ppd_bench.analysis.interference import DECODE, PREFILL, Slowdown, carrying_steps, slowdown
 from ppd_bench.core.enums import Executor
 from ppd_bench.core.errors import SpecError
+from ppd_bench.core.point import content_hash
 from ppd_bench.core.trace import TraceFormat, TraceRow
 from ppd_bench.runner.live import LiveOptions
 from ppd_bench.runner.reproduce_parts import PlayListener
@@ -141,7 +142,7 @@ def run_interference(request: InterferenceRequest, tell: Tell) -> InterferenceRe
         EngineError: a live engine that does not answer.
     """
     _check(request)
-    folder = request.out or RESULTS / ("live" if request.endpoints else "sim")
+    folder = request.out or _default_folder(request)
     rows: list[dict[str, object]] = []
     missing: list[str] = []
     evidence = ""
@@ -171,8 +172,30 @@ def run_interference(request: InterferenceRequest, tell: Tell) -> InterferenceRe
     )
 
 
+def _default_folder(request: InterferenceRequest) -> Path:
+    """Studies with other axes than the default's lie beside it, for a folder holds one study."""
+    name = "live" if request.endpoints else "sim"
+    plain = InterferenceRequest()
+    axes = [
+        field.name for field in dataclasses.fields(request) if field.name not in ("endpoints", "n_processes", "out")
+    ]
+    asked = {axis: getattr(request, axis) for axis in axes if getattr(request, axis) != getattr(plain, axis)}
+    return RESULTS / (f"{name}-{content_hash(asked)[:8]}" if asked else name)
+
+
 def _check(request: InterferenceRequest) -> None:
-    problems = []
+    problems = [
+        f"command line: {flag}: whole numbers of 1 or more are needed, each once"
+        for flag, values in (
+            ("--batches", request.batches),
+            ("--totals", request.totals),
+            ("--prefills", request.n_prefills),
+            ("--budgets", request.budgets),
+        )
+        if not values or min(values) < 1 or len(set(values)) < len(values)
+    ]
+    if problems:
+        raise SpecError(problems)
     if request.endpoints is not None and len(request.budgets) != 1:
         problems.append(
             "command line: --budgets: a live engine has one step budget; give the max_num_batched_tokens it was started with"

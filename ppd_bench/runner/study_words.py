@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ppd_bench.analysis.breakdown import FULL_KV_RATIO, STAGES
 from ppd_bench.analysis.metrics import floats
+from ppd_bench.core.enums import Executor
 from ppd_bench.report.text_table import TextTable
 from ppd_bench.runner.study_figures import SHORT_PROMPT_TOKENS, PointFigures
 from ppd_bench.runner.study_points import N_GPUS, Case
@@ -31,7 +32,7 @@ def subtitle(study: Study) -> str:
         f"{figures.prompt_tokens:,.0f} and answers "
         f"{figures.output_tokens:,.0f} tokens on average, loop {spec.loop}, times divided by {spec.time_scale:g}, at most "
         f"{study.setup.max_inflight_sessions} conversations in flight, time-out {study.setup.timeout_s:g} s. "
-        f"Read: {study.traffic.counts.n_read:,} requests; left out: {dropped or 'none'}."
+        f"Read as {spec.reading}: {study.traffic.counts.n_read:,} requests; left out: {dropped or 'none'}."
     )
 
 
@@ -43,14 +44,13 @@ def main_tables(study: Study) -> list[TextTable]:
 
 
 def _measured(study: Study) -> list[TextTable]:
-    """Tables 3.1 to 3.3 and 4.3 again for the arms that engines played."""
+    """Tables 3.1 to 3.3 again for the arms that engines played, and 4.3 where they tell when waits ended."""
     arms = [(one.case, one.figures) for one in study.measured]
     if not arms:
         return []
     doubts = "; ".join(f"{one.case.arm.label} is invalid: {one.invalid}" for one in study.measured if one.invalid)
-    first, *others = [
-        make(study, arms, "measured on the engines given") for make in (_results, _loads, _stages, _waits)
-    ]
+    makes = [_results, _loads, _stages, *([_waits] if any(found.short_wait for _, found in arms) else [])]
+    first, *others = [make(study, arms, "measured on the engines given") for make in makes]
     return [dataclasses.replace(first, note=f"{first.note} {doubts}".rstrip()), *others]
 
 
@@ -106,7 +106,7 @@ def _loads(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable:
 def _stages(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable:
     names = [name.removesuffix("_s") for name in STAGES]
     rows = [
-        (case.arm.label, *(_percent(found.stage_share_ratio(name), None) for name in names), _told_stages(study, case))
+        (case.arm.label, *(_share(case, found, name) for name in names), _told_stages(study, case))
         for case, found in arms
     ]
     return TextTable(
@@ -116,6 +116,12 @@ def _stages(study: Study, arms: Arms, evidence: str = "simulated") -> TextTable:
         note="Sum of the stage over the sum of TTFT of ok turns. Decode wait: from P's last prefill step to the "
         "start of the transfer.",
     )
+
+
+def _share(case: Case, found: PointFigures, stage: str) -> str:
+    """Of a simulated arm, a stage that no turn has is 0; engines do not tell all stages apart."""
+    told = any(one.stage == stage for one in found.stages)
+    return _percent(found.stage_share_ratio(stage), None) if told or case.point.executor is Executor.SIM else UNKNOWN
 
 
 def _told_stages(study: Study, case: Case) -> str:

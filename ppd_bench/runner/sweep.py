@@ -27,6 +27,7 @@ from ppd_bench.runner.artefacts import (
     TableOptions,
     draw_plots,
     long_workloads,
+    table_at,
     weak_tables,
     write_plots,
     write_report,
@@ -260,6 +261,11 @@ def run_sweep(prepared: Prepared, listener: Listener) -> Outcome:
         artefacts += write_plots(run, plots=plots)
         listener.stage("Writing the report")
         artefacts.append(write_report(run, plots=plots))
+    elif (run.path / layout.TABLES).exists():
+        warnings.append(
+            f"tables, plots and page in {run.path} may be of an earlier state of its points: give the same command without "
+            "--no-report, or build-table, plot and report, to make them anew"
+        )
     return Outcome(folder=prepared.folder, artefacts=tuple(artefacts), notice=notice, warnings=tuple(warnings))
 
 
@@ -270,7 +276,8 @@ def _refine(prepared: Prepared, listener: Listener) -> str:
         stored = {**prepared.stored, "repeats": repeats}
         return play_prepared(dataclasses.replace(prepared, points=tuple(points), stored=stored), listener)
 
-    weights = prepared.request.tables.weights(None)
+    there = next(map(table_at, sorted((prepared.folder / layout.TABLES).glob("*.json"))), None)
+    weights = prepared.request.tables.weights(there)  # those that the tables will be compiled with
     return refine(
         prepared.points,
         prepared.folder,

@@ -76,7 +76,9 @@ class Recording:
         rows = [row for family in self.families for thread in family for row in thread.rows]
         if not rows:
             told = "; ".join(f"{n:,} x {reason}" for reason, n in self.counts.dropped.items()) or "the trace is empty"
-            raise SpecError(f"no request of the trace can be played: {told}")
+            raise SpecError(
+                f"no request of the trace can be played: {told}; 'ppd-bench trace describe' shows what lengths it has"
+            )
         instants = [row.arrival_s for row in rows if row.arrival_s is not None]
         return TrafficFigures(
             n_sessions=len(self.families),

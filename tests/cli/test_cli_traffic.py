@@ -64,3 +64,10 @@ def test_a_study_prints_simulated_beside_published(app: typer.Typer, trace: Path
     assert "3.1 Main comparison: simulated (published)" in done.output
     assert "Why simulated and published differ:" in done.output
     assert (tmp_path / "study" / "study.html").is_file()
+
+
+def test_an_unknown_placement_is_told_once_by_its_own_name(app: typer.Typer, trace: Path) -> None:
+    failed = CliRunner().invoke(app, ["replay", str(trace), "--placement", "nearest"])
+    assert isinstance(failed.exception, SpecError)
+    (problem,) = failed.exception.problems
+    assert problem.startswith("command line: --placement 'nearest' is not known; allowed: round_robin")

@@ -16,6 +16,7 @@ from ppd_bench.runner.drift import CheckRequest, CheckResult, check_table, produ
 from ppd_bench.runner.runs import open_run
 from ppd_bench.runner.summaries import write_summaries
 from ppd_bench.runner.sweep import SweepRequest, prepare, run_sweep
+from ppd_bench.runner.tables import load_table
 from ppd_bench.store import layout
 from ppd_bench.store.journal import append_entry
 
@@ -201,6 +202,13 @@ def test_a_router_log_is_checked_by_the_cells_that_its_router_named(base: Path, 
     assert again.report.cells.query("metric == 'ttft'")["seen_s"].max() < 1
     assert any(line.startswith("1 of the 121 turns failed") for line in again.lines)
     assert "1 line of the log left out, because unreadable" in again.lines
+    # A router that was given weights beside its table decides under the hash of the table so weighed.
+    weighed = load_table(path, w_ttft=1.0, w_tpot=9.0).content_hash
+    own = [lines[0], *({**line, "table_hash": weighed} for line in lines[1:])]
+    (tmp_path / "decisions-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in own))
+    assert check_table(CheckRequest(table=path, w_tpot=9.0, router_log=tmp_path)).report.n_turns == 120
+    with pytest.raises(WrongDomain, match=f"decided by {weighed}; give the table .* --w-tpot"):
+        check_table(CheckRequest(table=path, router_log=tmp_path))
     # Turns that another table decided say nothing of this one.
     others = [{**line, "table_hash": "0" * 16} for line in lines[1:]]
     (tmp_path / "decisions-000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, *others]))

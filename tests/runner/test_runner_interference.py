@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,17 @@ def silent(text: str) -> None:
 SMALL = InterferenceRequest(batches=(4, 40), budgets=(512, 8192), n_processes=1)
 
 
+def test_a_study_of_other_axes_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = InterferenceRequest(batches=(4,), n_prefills=(1,), budgets=(512,), n_processes=1)
+    more = dataclasses.replace(few, batches=(8,))
+    folders = [run_interference(request, silent).folder for request in (few, more, few)]
+    assert folders[0] == folders[2] != folders[1]
+    assert all(folder.parent == Path("results/interference") and folder.name.startswith("sim-") for folder in folders)
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> InterferenceResult:
-    import dataclasses
-
     return run_interference(dataclasses.replace(SMALL, out=tmp_path_factory.mktemp("interference")), silent)
 
 
@@ -86,6 +94,9 @@ def test_what_no_engine_can_run_is_refused(tmp_path: Path) -> None:
         run_interference(InterferenceRequest(batches=(600,), out=tmp_path), silent)
     with pytest.raises(SpecError, match="needs a context"):
         run_interference(InterferenceRequest(append_tokens=2000, out=tmp_path), silent)
+    with pytest.raises(SpecError) as error:
+        run_interference(InterferenceRequest(batches=(0,), n_prefills=(1, 1), totals=(), out=tmp_path), silent)
+    assert [problem.split()[2] for problem in error.value.problems] == ["--batches:", "--totals:", "--prefills:"]
     with pytest.raises(SpecError, match="one step budget"):
         run_interference(InterferenceRequest(endpoints=tmp_path / "e.yaml", out=tmp_path), silent)
 

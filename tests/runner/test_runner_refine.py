@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from ppd_bench.core.errors import SpecError, StoreError
+from ppd_bench.runner.artefacts import TableOptions
 from ppd_bench.runner.goals import topologies_for
 from ppd_bench.runner.plan import plan, prepare_plan
 from ppd_bench.runner.refine import RefineOptions, refine_options
@@ -75,6 +77,18 @@ def test_a_stopped_refinement_goes_on_to_the_same_points_and_the_same_journal(cl
     run_sweep(prepare(request(close_file, tmp_path / "cut", confidence=0.999999)), type(quiet)())
     for name in ("refine.jsonl", "records.parquet", "deltas.parquet"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_going_on_without_weights_searches_under_those_of_the_tables_that_are_there(
+    close_file, tmp_path, quiet
+) -> None:
+    first = dataclasses.replace(
+        request(close_file, tmp_path / "run"), with_report=True, tables=TableOptions(w_ttft=1.0, w_tpot=50.0)
+    )
+    run_sweep(prepare(first), quiet)
+    before = journal(tmp_path / "run")
+    run_sweep(prepare(request(close_file, tmp_path / "run")), quiet)
+    assert journal(tmp_path / "run") == before
 
 
 def test_a_budget_bounds_what_is_spent_and_more_of_it_goes_on(close_file, tmp_path, quiet) -> None:

@@ -30,7 +30,9 @@ def test_figure1_places_ten_configurations_and_finds_their_frontier(out: Path) -
     assert found["on_frontier"].any()
     assert not found.loc[~found["eligible"], "on_frontier"].any()
     assert (done.folder / "figure1.png").exists()
-    assert "Assumed: 10,000 tokens in means" in (done.folder / "figure1.html").read_text()
+    page = (done.folder / "figure1.html").read_text()
+    assert "Assumed: 10,000 tokens in means" in page
+    assert "Assumed: --quick: fewer points and shorter arrivals than stated below" in page
 
 
 def test_figure10_shows_what_p_pays_when_it_forgets(out: Path) -> None:

@@ -61,8 +61,10 @@ def test_arms_of_the_engines_layout_are_measured_beside_the_simulated_ones(tmp_p
     assert {row["evidence"] for row in csv.DictReader((study.folder / "main.csv").read_text().splitlines())} == {
         "simulated"
     }
-    captions = [table.caption for table in main_tables(study)]
-    assert sum("measured on the engines given" in caption for caption in captions) == 4
+    measured = [table for table in main_tables(study) if "measured on the engines given" in table.caption]
+    assert [table.caption[:3] for table in measured] == ["3.1", "3.2", "3.3"]
+    stages = dict(zip(measured[2].head, measured[2].rows[0], strict=True))
+    assert (stages["prefill"], stages["unsplit"]) == ("–", "100.0 %"), "what engines do not tell is no 0"
     assert "no number below was measured" not in study.evidence_line
     assert "measured/8R_cache_aware" in json.loads((study.folder / "study.json").read_text())["figures"]
     assert (again.folder / "measured.csv").read_bytes() == before, "arms that are done are kept"

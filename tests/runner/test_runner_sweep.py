@@ -40,6 +40,14 @@ def test_a_sweep_leaves_every_artefact_and_each_says_that_it_is_simulated(small_
     assert {p.suffix for p in (tmp_path / "run/plots").iterdir()} == {".png", ".svg"}
 
 
+def test_tables_that_a_sweep_leaves_as_they_were_are_said_to_be_old(small_file, tmp_path, quiet) -> None:
+    run_sweep(prepare(request(small_file, tmp_path / "run", with_report=True)), quiet)
+    more = request(small_file, tmp_path / "run", overrides={"repeats": 2})
+    assert any("of an earlier state" in warning for warning in run_sweep(prepare(more), quiet).warnings)
+    fresh = run_sweep(prepare(request(small_file, tmp_path / "other")), quiet)
+    assert not any("of an earlier state" in warning for warning in fresh.warnings)
+
+
 def test_records_do_not_depend_on_how_many_processes_ran_them(small_file, tmp_path, quiet) -> None:
     run_sweep(prepare(request(small_file, tmp_path / "one", n_processes=1)), quiet)
     run_sweep(prepare(request(small_file, tmp_path / "two", n_processes=2)), quiet)

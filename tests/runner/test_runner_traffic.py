@@ -203,4 +203,6 @@ def test_conversations_that_come_at_no_rate_get_no_cell_of_a_table(tmp_path: Pat
     assert prepared.points[0].workload.followup is not None
     outcome = run_sweep(prepared, quiet)
     assert any("no decision table" in warning for warning in outcome.warnings)
-    assert (outcome.folder / "report.html").exists()
+    assert any("estimated, not from a tokenizer" in warning for warning in outcome.warnings)
+    page = (outcome.folder / "report.html").read_text()
+    assert f"{chat.name}, read as sharegpt, blocks of 16, tokens estimated" in page
