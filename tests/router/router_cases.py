@@ -142,7 +142,7 @@ def log_in(folder: Path) -> Any:
     return LogSettings(folder=folder / "log")
 
 
-def on(topology: str, check: Check, *, within_s: float = 20.0, **more: Any) -> None:
+def on(topology: str, check: Check, *, within_s: float = 60.0, **more: Any) -> None:
     """Run a check on a router of its own; one that hangs fails."""
 
     async def main() -> None:
@@ -152,7 +152,7 @@ def on(topology: str, check: Check, *, within_s: float = 20.0, **more: Any) -> N
     run(main(), within_s)
 
 
-def run(main: Coroutine[Any, Any, None], within_s: float = 20.0) -> None:
+def run(main: Coroutine[Any, Any, None], within_s: float = 60.0) -> None:
     asyncio.run(asyncio.wait_for(main, within_s))
 
 
