@@ -316,6 +316,8 @@ def report(
     """Write the one-page HTML report of a run: words first, then plots and tables. Or read a router's decision log."""
     if (run is None) == (router_log is None):
         raise SpecError("command line: give either a run folder or --router-log FOLDER")
+    if (run is None and out is not None) or (run is not None and as_json):
+        raise SpecError("command line: --out goes with a run folder, --json with --router-log")
     if router_log is not None:
         return router.report_router_log(router_log, as_json=as_json)
     assert run is not None

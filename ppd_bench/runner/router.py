@@ -76,14 +76,15 @@ def route(options: RouterOptions, *, tell: Tell) -> None:
 
 async def _route(prepared: Prepared, tell: Tell) -> None:
     stop, at_once = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: (at_once if stop.is_set() else stop).set())
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # one that comes before there is anything to reload
     async with running_router(prepared, tell=tell, at_once=at_once) as running:
+        loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(running.reload()))
         gc.collect()
         gc.freeze()  # libraries and the table stay: no pass of the cycle collector need look at them again
         gc.set_threshold(*GC_THRESHOLDS)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: (at_once if stop.is_set() else stop).set())
-        loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(running.reload()))
         stopped = asyncio.ensure_future(stop.wait())
         await asyncio.wait([stopped, *running.watches], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

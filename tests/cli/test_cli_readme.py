@@ -29,11 +29,11 @@ def test_there_is_something_to_embed() -> None:
     assert EMBEDDED
 
 
-@pytest.mark.parametrize("block", EMBEDDED)
-def test_a_table_decides_elsewhere_as_the_readme_says(block: str, folder: Path) -> None:
+def test_a_table_and_a_policy_decide_elsewhere_as_the_readme_says(folder: Path) -> None:
     heavy = "import sys\nassert not {'numpy', 'pandas', 'httpx', 'asyncio'} & set(sys.modules)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", block + heavy], cwd=folder, capture_output=True, text=True, check=False
-    )
+    program = "\n".join([*EMBEDDED, heavy])
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"\b(local|pd)\b.*\btable [0-9a-f]{16} \w+/\w+/\S+ simulated ", done.stdout)
+    looked_up, decided = done.stdout.splitlines()
+    assert re.search(r"^(local|pd)\b.*\btable [0-9a-f]{16} \w+/\w+/\S+ simulated ", looked_up)
+    assert "turn-1" in decided
