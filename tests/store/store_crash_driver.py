@@ -25,6 +25,10 @@ FILE_OPERATIONS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
 """What changes names in the folder; opening adds a temporary file at most, which is there before every rename."""
 
 
+PAUSE_S = 0.002
+"""Between two points, so that a run takes long enough to be killed in."""
+
+
 def durable(folder: Path) -> set[str]:
     """Points that are in some file of the folder, whatever the manifest says."""
     files = [*folder.glob("*.parquet"), *folder.glob("segments/*.parquet")]
@@ -59,11 +63,14 @@ def wait(pid: int) -> int:
 
 def kill_randomly(folder: Path, seed: int) -> dict[str, int]:
     rng = random.Random(seed)
+    begin_s = time.monotonic()
+    assert wait(forked(lambda: write_run(folder.with_name(f"{folder.name}-timed"), 40, pause_s=PAUSE_S))) == 0
+    span_s = time.monotonic() - begin_s  # of this machine, now
     n_kills = 0
     while True:
-        pid = forked(lambda: write_run(folder, 40, pause_s=0.001))
-        # Growing, so that the merge, which starts over after a kill, fits at last.
-        time.sleep(rng.uniform(0.0, 0.1 + 0.03 * n_kills))
+        pid = forked(lambda: write_run(folder, 40, pause_s=PAUSE_S))
+        # Three kills fit into one run; then growing, so that the merge, which starts over after a kill, fits at last.
+        time.sleep(rng.uniform(0.0, span_s * (0.3 + 0.15 * max(0, n_kills - 2))))
         os.kill(pid, signal.SIGKILL)
         code = wait(pid)
         if code == 0:
