@@ -162,8 +162,19 @@ def _defined(*means: float | None) -> bool:
     return all(mean is not None and mean > 0 for mean in means)
 
 
-def doubts(table: DecisionTable) -> list[str]:
-    """Warnings: visited cells whose decision is uncertain, each with advice; empty where all are decided."""
+def doubts(*tables: DecisionTable) -> list[str]:
+    """Warnings: visited cells whose decision is uncertain, each with advice; empty where all are decided.
+
+    Tables of which the same is to be said share a line.
+    """
+    layouts: dict[str, list[str]] = {}
+    for table in tables:
+        for text in _doubts(table):
+            layouts.setdefault(text, []).append(table.domain.layout)
+    return [f"{', '.join(names)}: {text}" for text, names in layouts.items()]
+
+
+def _doubts(table: DecisionTable) -> list[str]:
     kinds: tuple[tuple[Certainty, str], ...] = (
         ("no_interval", _no_interval_text(table)),
         (
@@ -179,8 +190,7 @@ def doubts(table: DecisionTable) -> list[str]:
     )
     known = [c for c in table.cells if c.visited and c.certainty]
     found = [(text, [c.key for c in known if c.certainty == kind]) for kind, text in kinds]
-    return [f"{table.domain.layout}: {len(keys)} of {len(known)} cells with evidence: {text}: {_named(keys)}"
-            for text, keys in found if keys]  # fmt: skip
+    return [f"{len(keys)} of {len(known)} cells with evidence: {text}: {_named(keys)}" for text, keys in found if keys]
 
 
 def _no_interval_text(table: DecisionTable) -> str:

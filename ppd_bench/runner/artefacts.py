@@ -144,15 +144,14 @@ def table_texts(run: Run) -> list[str]:
 
 def weak_tables(paths: Sequence[Path]) -> list[str]:
     """Warnings: tables that a router would refuse to start with, and cells whose decision is uncertain."""
+    tables = [DecisionTable.from_json(path.read_text(encoding="utf-8")) for path in paths]
     warnings = []
-    for path in paths:
-        table = DecisionTable.from_json(path.read_text(encoding="utf-8"))
+    for path, table in zip(paths, tables, strict=True):
         try:
             table.check_evidence()
         except NoEvidence as error:
             warnings.append(f"{path}: {error}")
-        warnings += doubts(table)
-    return warnings
+    return warnings + doubts(*tables)
 
 
 def draw_plots(run: Run) -> list[Plot]:
