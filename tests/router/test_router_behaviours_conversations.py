@@ -103,14 +103,14 @@ def test_b19_an_unknown_conversation_with_an_answer_in_it_goes_through_p() -> No
 def test_b20_a_request_id_of_its_own_moves_no_turn() -> None:
     async def check(rig: Rig) -> None:
         homes: dict[str, set[int]] = {}
-        for turn in range(5):
-            for session in range(9):
+        for turn in range(3):
+            for session in range(18):
                 prompt = [session, *PROMPT, *range(turn)]
                 headers = {"x-request-id": str(uuid.uuid4())}
                 await rig.complete(prompt, n_tokens=2, session=f"s{session}", headers=headers)
                 homes.setdefault(f"s{session}", set()).add(rig.decisions[-1].decode_worker)
         assert {len(home) for home in homes.values()} == {1}
-        assert len(set.union(*homes.values())) == 3
+        assert len(set.union(*homes.values())) > 1  # all 18 on one of three, by chance: 8 in a thousand million
 
     on("1P_3D", check, prefill_s=0.0, step_s=0.0005, **LOCAL)
 
