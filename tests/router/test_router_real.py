@@ -25,6 +25,7 @@ import httpx
 import pytest
 
 from ppd_bench.engine.endpoints import EndpointSet, load_endpoints
+from ppd_bench.engine.metrics import EngineCounters, EngineScrape, counters_between, read_scrape
 
 ENGINE_PYTHON = os.environ.get("PPD_BENCH_ENGINE_PYTHON")
 PROGRAM = [sys.executable, "-c", "from ppd_bench.cli.main import main; main()"]
@@ -45,12 +46,14 @@ class Said:
         self.process = subprocess.Popen(
             [*PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.append(line)
 
     def wait_for(self, pattern: str) -> None:
         until = time.monotonic() + START_S
@@ -62,6 +65,7 @@ class Said:
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(120)
+        self._listener.join(10)
 
 
 @pytest.fixture(scope="module")
@@ -134,33 +138,25 @@ def log_rows(folder: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row.get("path") == "/v1/chat/completions"]
 
 
-def counters(endpoints: EndpointSet) -> dict[str, dict[str, float]]:
-    """Prompt tokens by source, and KV usage, of every engine."""
-    found: dict[str, dict[str, float]] = {}
-    for endpoint in endpoints.endpoints:
-        text = httpx.get(f"{endpoint.url}/metrics", timeout=60.0, trust_env=False).text
-        sources = re.findall(r'vllm:prompt_tokens_by_source_total\{.*?source="(\w+)".*?\} (\S+)', text)
-        usage = re.findall(r"vllm:kv_cache_usage_perc\{.*?\} (\S+)", text)
-        found[endpoint.worker_id] = {name: float(value) for name, value in sources} | {"kv_usage": float(usage[0])}
-    return found
+def scrapes(endpoints: EndpointSet) -> dict[str, EngineScrape]:
+    """What every engine says of itself."""
+    pages = {e.worker_id: httpx.get(f"{e.url}/metrics", timeout=60.0, trust_env=False) for e in endpoints.endpoints}
+    return {worker: read_scrape(page.text) for worker, page in pages.items()}
 
 
 def replay(
     engines: Path, log: Path, *policy: str, n_conversations: int = N_CONVERSATIONS
-) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+) -> tuple[list[dict[str, Any]], dict[str, EngineCounters]]:
     """Every conversation through a router: its log, and what each engine's counters grew by."""
     endpoints = load_endpoints(engines.read_text(), file=str(engines))
     with routing(engines, log, *policy) as url:
         model = httpx.get(f"{url}/v1/models", timeout=60.0, trust_env=False).json()["data"][0]["id"]
-        before = counters(endpoints)
+        before = scrapes(endpoints)
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda number: converse(url, model, number), range(n_conversations)))
-        after = counters(endpoints)
+        after = scrapes(endpoints)
     assert [len(turns) for turns in answers] == [N_TURNS] * n_conversations
-    grown = {
-        worker: {name: value - before[worker].get(name, 0.0) for name, value in now.items() if name != "kv_usage"}
-        for worker, now in after.items()
-    }
+    grown = {worker: counters_between(before[worker], now) for worker, now in after.items()}
     return log_rows(log), grown
 
 
@@ -176,12 +172,14 @@ def test_200_turns_of_chat_take_both_paths_and_the_engines_say_so_too(engines: P
     for decoder in ("D0", "D1"):
         own = [row for row in rows if row["decode_worker"] == decoder]
         through_p = sum(row["context_tokens"] + row["input_tokens"] for row in own if row["route"] == "pd")
-        assert 0 < grown[decoder]["external_kv_transfer"] <= 1.1 * through_p  # 1.1: chat prompts' lengths are estimates
+        assert (
+            0 < (grown[decoder].external_kv_transfer_tokens or 0) <= 1.1 * through_p
+        )  # 1.1: chat prompts' lengths are estimates
         # A local turn finds its last prompt again; the answer's text may be tokenised otherwise than it was generated.
-        assert grown[decoder]["local_cache_hit"] > 0
+        assert (grown[decoder].local_cache_hit_tokens or 0) > 0
     prefilled = sum(row["route"] == "pd" for row in rows)
     assert prefilled >= N_CONVERSATIONS
-    assert all(grown[p].get("external_kv_transfer", 0.0) == 0.0 for p in ("P0", "P1"))
+    assert not any(grown[p].external_kv_transfer_tokens for p in ("P0", "P1"))
     stages = ("t_decided_s", "t_p_sent_s", "t_p_done_s", "t_d_sent_s", "t_first_byte_s", "t_done_s")
     for row in rows:
         instants = [row["t_recv_s"], *(row[name] for name in stages if row.get(name) is not None)]
@@ -189,14 +187,22 @@ def test_200_turns_of_chat_take_both_paths_and_the_engines_say_so_too(engines: P
         assert abs((instants[-1] - instants[0]) - (row["end_s"] - row["sent_s"])) <= 0.001
 
 
+def moved(grown: dict[str, EngineCounters]) -> float:
+    return sum(grown[d].external_kv_transfer_tokens or 0.0 for d in ("D0", "D1"))
+
+
 def test_forced_routes_are_what_the_engines_count(engines: Path, tmp_path: Path) -> None:
     rows, grown = replay(engines, tmp_path / "pd", "--policy", "always_pd", n_conversations=12)
     assert {row["route"] for row in rows} == {"pd"}
-    moved_always = sum(grown[d]["external_kv_transfer"] for d in ("D0", "D1"))
+    moved_always = moved(grown)
     rows, grown = replay(engines, tmp_path / "local", "--policy", "always_local", n_conversations=12)
     assert {row["route"] for row in rows if row["turn"] > 1} == {"local"}
-    moved_once = sum(grown[d]["external_kv_transfer"] for d in ("D0", "D1"))
+    moved_once = moved(grown)
     assert 0 <= moved_once < moved_always
+
+
+def kv_usage(endpoints: EndpointSet) -> list[float | None]:
+    return [scrape.gauges.kv_cache_usage_ratio for scrape in scrapes(endpoints).values()]
 
 
 def test_clients_that_leave_give_their_kv_memory_back(engines: Path, tmp_path: Path) -> None:
@@ -211,10 +217,8 @@ def test_clients_that_leave_give_their_kv_memory_back(engines: Path, tmp_path: P
                 client.sendall(head + body)
                 time.sleep(0.03 * number)  # before, during and after the P leg
         until = time.monotonic() + 60.0
-        while any(now["kv_usage"] > 0.0 for now in counters(endpoints).values()) and time.monotonic() < until:
+        while (used := kv_usage(endpoints)) != [0.0] * 4 and time.monotonic() < until:
             time.sleep(0.5)
-        assert {worker: now["kv_usage"] for worker, now in counters(endpoints).items()} == dict.fromkeys(
-            ("P0", "P1", "D0", "D1"), 0.0
-        )
+        assert used == [0.0] * 4
         status = httpx.get(f"{url}/status", timeout=60.0, trust_env=False).json()
-        assert status["open_requests"] == 0
+        assert status["gauges"]["open_requests"] == 0
