@@ -31,6 +31,8 @@ ENGINE_PYTHON = os.environ.get("PPD_BENCH_ENGINE_PYTHON")
 PROGRAM = [sys.executable, "-c", "from ppd_bench.cli.main import main; main()"]
 N_CONVERSATIONS, N_TURNS, N_TOKENS = 50, 4, 12
 START_S = 600.0
+PATIENCE = ("--prefill-timeout", "300", "--first-byte-timeout", "300", "--idle-timeout", "300")
+"""A first step of a new batch size can stall a CPU engine for longer than the router's own limits."""
 
 pytestmark = [
     pytest.mark.real,
@@ -88,7 +90,7 @@ def routing(engines: Path, log: Path, *policy: str) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     router = Said("router", "--topology", "2P_2D", "--endpoints", str(engines), "--port", str(port), "--log", str(log),
-                  "--kv-lease", "300", *policy)  # fmt: skip
+                  "--kv-lease", "300", *PATIENCE, *policy)  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + 120
