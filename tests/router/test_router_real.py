@@ -208,8 +208,8 @@ def kv_usage(endpoints: EndpointSet) -> list[float | None]:
 
 
 def test_clients_that_leave_give_their_kv_memory_back(engines: Path, tmp_path: Path) -> None:
-    # Not tried: the instant at which P has finished and nobody has heard of it yet. A client that leaves then leaves its blocks on
-    # P until the lease ends: the router can neither abort what is over nor tell D of a handle that it has not seen.
+    # Not tried: the instant at which P has finished and nobody has heard of it yet. A client that leaves then leaves its blocks
+    # on P until the lease ends: the router can neither abort what is over nor tell D of a handle that it has not seen.
     endpoints = load_endpoints(engines.read_text(), file=str(engines))
     with routing(engines, tmp_path / "log", "--policy", "always_pd") as url:
         model = httpx.get(f"{url}/v1/models", timeout=60.0, trust_env=False).json()["data"][0]["id"]
