@@ -167,7 +167,7 @@ class PlayListener:
 
     def started(self, n_points: int, n_finished: int) -> None:
         if n_finished < n_points:
-            self._tell(f"{self._what}: simulating {n_points - n_finished} points")
+            self._tell(f"{self._what}: {n_points - n_finished} points to play")
 
     def point_done(self, point: Point, n_turns: int, n_ok: int) -> None:
         """Points are too many to tell of each."""
