@@ -21,24 +21,8 @@ from ppd_bench.engine.orphans import (
 )
 from ppd_bench.engine.proc_fs import ProcessGroup, identify, machine_id
 
-LEAVE = """
-import os, subprocess, sys
-from pathlib import Path
-from ppd_bench.engine.orphans import EngineRegister, RegisteredEngine
-from ppd_bench.engine.proc_fs import ProcessGroup, identify
-sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-group = ProcessGroup(group_id=sleeper.pid, known=(identify(sleeper.pid),))
-EngineRegister(Path(sys.argv[1])).write([RegisteredEngine(worker_id="D0", port=1234, log="D0.log", group=group)])
-print(sleeper.pid, flush=True)
-os.kill(os.getpid(), 9)
-"""
-
-
-def leave_an_orphan(folder: Path) -> int:
-    """A process registers a sleeper and is killed; the sleeper's pid."""
-    owner = subprocess.run([sys.executable, "-c", LEAVE, str(folder)], capture_output=True, text=True)
-    assert owner.returncode == -9, owner.stderr
-    return int(owner.stdout)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fakes"))
+from left_behind import leave_an_orphan
 
 
 def test_an_orphan_is_found_by_the_next_start_and_ended(tmp_path: Path) -> None:

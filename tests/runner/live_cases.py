@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fakes"))
 from fake_engine import Behaviour, FakeEngine
+from left_behind import leave_an_orphan as leave_an_orphan
 
 from ppd_bench.core.point import Point
 from ppd_bench.runner.listeners import TurnStatistics

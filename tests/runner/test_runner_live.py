@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from live_cases import SWEEP, Fakes, Watcher, live_sweep
+from live_cases import SWEEP, Fakes, Watcher, leave_an_orphan, live_sweep
 
 from ppd_bench.core.errors import LaunchError, NotReady, SpecError
 from ppd_bench.engine.gpu import GpuGauges
@@ -28,25 +26,6 @@ from ppd_bench.runner.sweep import SweepRequest, evidence_line, prepare, run_swe
 from ppd_bench.runner.tables import load_table
 from ppd_bench.store.frames import read_frame
 from ppd_bench.store.read import read_records
-
-LEAVE = """
-import os, subprocess, sys
-from pathlib import Path
-from ppd_bench.engine.orphans import EngineRegister, RegisteredEngine
-from ppd_bench.engine.proc_fs import ProcessGroup, identify
-sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-group = ProcessGroup(group_id=sleeper.pid, known=(identify(sleeper.pid),))
-EngineRegister(Path(sys.argv[1])).write([RegisteredEngine(worker_id="D0", port=1234, log="D0.log", group=group)])
-print(sleeper.pid, flush=True)
-os.kill(os.getpid(), 9)
-"""
-
-
-def leave_an_orphan(folder: Path) -> int:
-    """A process registers a sleeper and is killed; the sleeper's pid."""
-    owner = subprocess.run([sys.executable, "-c", LEAVE, str(folder)], capture_output=True, text=True)
-    assert owner.returncode == -9, owner.stderr
-    return int(owner.stdout)
 
 
 @pytest.fixture
